@@ -10,9 +10,10 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-E = TypeVar("E", bound="SafedistError")
+if TYPE_CHECKING:
+    from .failures import Failure
 
 
 class SafedistError(Exception):
@@ -26,16 +27,12 @@ class SafedistError(Exception):
         hint: what the reader can do; stands behind ``Fix:``.
 
     Attributes:
-        platforms: the code of an error that no user can cause, and that another attempt may mend: a free one. "" where
-            it is the user's, as all are that are not listed at the end of this module.
-        repeats: whether the same comes again at every start of the ranks, where it is the user's.
-        echo: 1 of an error that tells of another rank's, 2 of one that only says that a rank is gone: not the cause
-            where more is known.
+        code: as Flyte shows it, where that is not its class's.
+        of_another: whether it only tells of another rank's failure.
     """
 
-    platforms: str = ""
-    repeats: bool = False
-    echo: int = 0
+    code: str = ""
+    of_another: bool = False
     what: str
     where: Mapping[str, object]
     seen: object
@@ -77,14 +74,25 @@ class SafedistError(Exception):
         return text
 
     @property
+    def failure(self) -> Failure:
+        """Its row in the table of failures, by its class."""
+        from .failures import kinds, of_kinds  # not loaded by those who only import flytekit
+
+        return of_kinds(kinds(type(self)))
+
+    @property
+    def is_platforms(self) -> bool:
+        """Whether no user can cause it, and another attempt may mend it: a free one."""
+        from .failures import ROWS, Payer
+
+        return ROWS[self.failure].payer is Payer.FLYTE
+
+    @property
     def error_code(self) -> str:
         """What flytekit uploads as the error's code: it asks for this very name."""
-        return self.platforms or f"USER:{type(self).__name__}"
+        from .failures import ROWS
 
-    def echoing(self: E) -> E:
-        """This very error, as one that tells of another rank's."""
-        self.echo = 1
-        return self
+        return self.code or ROWS[self.failure].code or f"USER:{type(self).__name__}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own __reduce__ calls cls(*args), which loses keyword-only facts.
@@ -173,22 +181,15 @@ class LaunchTimeoutError(LaunchError, TimeoutError):
 
 
 class RankFailedError(SafedistError):
-    """The job failed in the user's function. The message is the root cause: the first failing rank of the job.
+    """The job failed in the user's function. The message is the root cause: the first failing rank of the job."""
 
-    Attributes:
-        error_code: what flytekit uploads as the error's code (FlyteUserRuntimeException asks for this very name).
-    """
-
-    error_code: str = "USER:RankFailed"
-
-    def with_code(self, code: str) -> RankFailedError:
-        """This very error, under the name of its cause."""
-        self.error_code = code
-        return self
+    code = "USER:RankFailed"
 
 
 class RankKilledError(SafedistError):
     """A rank was ended by a signal, or left without saying why. Flyte should retry: this is infrastructure."""
+
+    code = "SYSTEM:SIGKILL"
 
 
 class HangError(SafedistError):
@@ -311,27 +312,6 @@ class FencedError(RendezvousError):
 class NodeLostError(RendezvousError):
     """A node of the job is gone, and no other took its place in time."""
 
-
-_PLATFORMS: dict[str, tuple[type[SafedistError], ...]] = {
-    "SYSTEM:RanksNotStarted": (LaunchError,),
-    "SYSTEM:SIGKILL": (RankKilledError,),
-    "SYSTEM:Stopped": (JobInterruptedError,),
-    "SYSTEM:RendezvousTimeout": (RendezvousError,),
-    "SYSTEM:NodeLost": (NotReplacedError, GroupClosedError, NodeLostError),
-    "SYSTEM:Preflight": (PreflightError,),
-    "SYSTEM:Storage": (StagingError, StorageError),
-    "SYSTEM:NodeDisk": (StaleHandleError, FsIoError),
-    "": (CodeNotFoundError,),
-}
-for _code, _kinds in _PLATFORMS.items():
-    for _kind in _kinds:
-        _kind.platforms = _code  # and of its subclasses, until they have their own
-for _kind in (
-    *(ConfigError, IncompatibleVersionError, MissingDependencyError, NotInTaskError, NoTerminalError, PayloadError),
-    *(CheckpointError, PathBlockedError, FsAccessError, ReadOnlyFsError, FsUnsupportedError, TopologyError),
-):
-    _kind.repeats = True
-del _kind
 
 PUBLIC = tuple(
     name for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, SafedistError)

@@ -1,4 +1,5 @@
-"""What a failure is: the one table from the evidence of one end to its code, who pays, and whose echo it is. Pure.
+"""What a failure is: the one table from the evidence of one end to its code, who pays, and whose echo it is; and what
+the numbers of the kernel and the words of a store mean. Pure. docs/failures.md is made of it (scripts/failures.py).
 
 A rank names the row of its own exception (:func:`of_exception`): it alone has the whole of it. Its agent knows more
 (the signal, the container's memory, the GPU), and asks :class:`EndOfRank` for the row of the end.
@@ -9,21 +10,15 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
-FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Of a disk that is full."""
-
-BROKEN_ERRNOS = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLEAN})
-"""What a disk, or a file server, says when it fails by itself."""
-
-_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
-"""Sent from outside the program. The others (SIGSEGV, SIGABRT, ...) are the program's own doing, and would repeat."""
-
 _MOST_LINKS = 64
 """Of an exception's chain that are read: a group may have thousands of members."""
+
+_OURS = "flytekitplugins_safedist."
 
 
 class Payer(str, Enum):
@@ -38,42 +33,38 @@ class Payer(str, Enum):
 
 
 class Failure(str, Enum):
-    """The row of a failure."""
+    """The row of a failure; :data:`ROWS` says when it is which."""
 
     OWN = "own"
-    """The rank's own, also where nothing is known of it."""
+    COMES_AGAIN = "comes again"
     RECOVERABLE = "recoverable"
-    """One that the user calls recoverable (``FlyteRecoverableException``), and a hang."""
     MISTAKE = "mistake"
-    """One that a library of collectives refuses by its text: of this rank, whatever the exception's class."""
+    OUT_OF_MEMORY = "out of memory"
+    WORKER_KILLED = "worker killed"
+    KILLED = "killed"
+    CRASHED = "crashed"
+    ABORTED = "aborted"
+    LEFT = "left"
     FULL_DISK = "full disk"
     FULL_SHARED_MEMORY = "full shared memory"
+    PEER_LOST = "peer lost"
+    NOT_MET = "not met"
+    TIMED_OUT = "timed out"
+    HANG = "hang"
+    NOT_READY = "not ready"
     NODE_DISK = "node's disk"
     GPU_HARDWARE = "GPU hardware"
     """By CUDA's word."""
-    STORAGE = "storage"
-    """Storage and platform trouble, by the class of the exception."""
-    WORKER_KILLED = "worker killed"
-    """A DataLoader's worker was killed."""
-    OUT_OF_MEMORY = "out of memory"
-    PEER_LOST = "peer lost"
-    """It only says that another rank is gone."""
-    NOT_MET = "not met"
-    """The ranks did not come together in ``init_process_group``."""
-    TIMED_OUT = "timed out"
-    """A collective waited in vain for ranks that were there."""
     GPU_FAULT = "GPU fault"
     """By the driver's word, of the hardware."""
     GPU_PROGRAM = "GPU program"
     """By the driver's word, of the program."""
-    ABORTED = "aborted"
-    """SIGABRT: of gloo and NCCL when a peer vanishes, else the program's own."""
-    KILLED = "killed"
-    """By a signal from outside."""
-    CRASHED = "crashed"
-    """By a signal of the program's own."""
-    LEFT = "left"
-    """Without a word: ``os._exit``, a native crash."""
+    STORAGE = "storage"
+    NOT_STARTED = "not started"
+    STOPPED = "stopped"
+    UNFIT = "unfit"
+    NOT_TOGETHER = "not together"
+    NODE_LOST = "node lost"
 
 
 @dataclass(frozen=True)
@@ -81,63 +72,408 @@ class Row:
     """What becomes of one kind of failure.
 
     Attributes:
+        what: happens, as docs/failures.md has it.
+        read: what the user reads of it, likewise.
         payer: of another attempt.
         code: as Flyte shows it; "" where the end has one of its own (an exception's class, a signal's name).
+        codes: what the page says of such codes.
         echo: how far it is from a cause: 0 for a cause, 4 for a mere word of another's loss.
+        repeats: whether the same comes again at every start of the ranks.
+        opening: of the text, before the rank that failed; with ``{rank}`` and ``{scratch}``.
         hint: what the user can do.
     """
 
+    what: str
+    read: str
     payer: Payer = Payer.NOBODY
     code: str = ""
+    codes: str = ""
     echo: int = 0
+    repeats: bool = False
+    opening: str = ""
     hint: str = ""
 
 
-_NOT_MET_HINT = (
-    "call init_process_group() without world_size, rank and init_method (the ranks have them in their variables), in "
-    "every rank; a file:// or a store of an earlier round does not bring them together again"
+_MORE_SHARED_MEMORY = (
+    "give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time"
 )
-_TIMED_OUT_HINT = (
-    "compare where the ranks were (stacks are in the nodes' logs): all have to call the same collectives in the "
-    "same order, also where data are uneven or one rank alone evaluates or saves. If all were in the same one, raise "
-    "init_process_group(timeout=...)"
-)
-_GPU_PROGRAM_HINT = (
-    "run it with CUDA_LAUNCH_BLOCKING=1, or a small case of it under compute-sanitizer, to see which kernel does it; "
-    "where one GPU alone reports this with every program, it is the hardware's after all"
-)
-_GPU_FAULT_HINT = (
-    "drain that node (kubectl cordon, kubectl drain) until the GPU is reset or replaced; nvidia-smi -q there says more"
-)
-
 ROWS: dict[Failure, Row] = {
-    Failure.OWN: Row(),
-    Failure.RECOVERABLE: Row(Payer.RETRIES),
-    Failure.MISTAKE: Row(),
+    Failure.OWN: Row(
+        "a rank raises",
+        "rank, node, exception, in the first line; full traceback, its last log lines",
+        codes="`USER:ValueError`, or the exception's own `error_code`",
+    ),
+    Failure.COMES_AGAIN: Row(
+        "a rank raises what would come again at every start (`ImportError`, `SyntaxError`, a wrong configuration)",
+        "the same, and that no restart in place was tried",
+        codes="`USER:ModuleNotFoundError`, `USER:SyntaxError`",
+        repeats=True,
+    ),
+    Failure.RECOVERABLE: Row(
+        "a rank raises `FlyteRecoverableException`",
+        "the same",
+        Payer.RETRIES,
+        codes="`USER:FlyteRecoverableException`",
+    ),
+    Failure.MISTAKE: Row(
+        "a library of collectives refuses what a rank asks of it (two ranks on one GPU, an interface that is not "
+        "there, a port in use)",
+        "the library's words, of the rank that it refused, and what to do",
+        codes="`USER:RuntimeError`, `USER:DistNetworkError`",
+    ),
+    # It will most likely come again. Whether it is tried is for the user's retries to say.
+    Failure.OUT_OF_MEMORY: Row(
+        "a rank, or a DataLoader worker of it, is OOM-killed",
+        "that, and which worker, each rank's memory high-water, the container's beside its limit, the kernel's count "
+        "of such kills, and [the line to write](#out-of-memory)",
+        Payer.RETRIES,
+        "USER:OutOfMemory",
+    ),
+    Failure.WORKER_KILLED: Row(
+        "a DataLoader worker is killed, and the kernel was not out of memory",
+        "torch's words, with the worker's process id",
+        codes="`USER:RuntimeError`",
+    ),
+    Failure.KILLED: Row(
+        "a rank is killed from outside",
+        "signal name and likely reason",
+        Payer.FLYTE,
+        codes="`SYSTEM:SIGKILL`, `SYSTEM:SIGTERM`",
+    ),
+    Failure.CRASHED: Row(
+        "a rank crashes in native code",
+        "signal name and likely reason, the line of your code that it was in, its last log lines",
+        codes="`USER:SIGSEGV`",
+    ),
+    # The peers of a rank that aborts raise before its end is seen: time alone cannot tell.
+    Failure.ABORTED: Row(
+        "a rank aborts in native code",
+        "the same; an echo where another rank was gone, for gloo and NCCL abort then",
+        codes="`USER:SIGABRT`",
+        echo=3,
+    ),
+    Failure.LEFT: Row("a rank leaves by `os._exit`", "the exit code, its last log lines", codes="`USER:Exit3`"),
     Failure.FULL_DISK: Row(
-        hint="write less, give the task more ephemeral storage, or move scratch to a larger volume (Scratch(path=...))"
+        "the disk is full, or `Scratch(size_limit=…)` is exceeded (by default: most of the pod's limit of ephemeral "
+        "storage)",
+        "directory, limit, how much each rank holds",
+        codes="`USER:OSError`, over the limit `USER:ScratchError`",
+        repeats=True,
+        opening="rank {rank} ran out of disk space. Scratch is {scratch}\n\n",
+        hint="write less, give the task more ephemeral storage, or move scratch to a larger volume (Scratch(path=...))",
     ),
     Failure.FULL_SHARED_MEMORY: Row(
-        hint="give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time"
+        "the node's shared memory (`/dev/shm`) is full",
+        "that, and torch's words",
+        codes="`USER:RuntimeError`",
+        opening="rank {rank} found the node's shared memory (/dev/shm) full.\n\n",
+        hint=_MORE_SHARED_MEMORY,
     ),
-    Failure.NODE_DISK: Row(Payer.FLYTE, "SYSTEM:NodeDisk"),
-    Failure.GPU_HARDWARE: Row(Payer.FLYTE, "SYSTEM:GpuHardware"),
-    Failure.STORAGE: Row(Payer.FLYTE),
-    Failure.WORKER_KILLED: Row(),
-    # It will most likely come again. Whether it is tried is for the user's retries to say.
-    Failure.OUT_OF_MEMORY: Row(Payer.RETRIES, "USER:OutOfMemory"),
-    Failure.PEER_LOST: Row(Payer.RETRIES, "USER:PeersLost", 4),
-    Failure.NOT_MET: Row(Payer.RETRIES, "USER:RanksNotMet", 4, _NOT_MET_HINT),
+    Failure.PEER_LOST: Row(
+        "all failed ranks failed only because they lost the connection to another rank",
+        "the ranks that had already returned, the first to lose its connection, and where those of its node are that "
+        "have lost nobody",
+        Payer.RETRIES,
+        "USER:PeersLost",
+        echo=4,
+        opening="every rank that failed had only lost its connection to another one: none failed by itself, and no "
+        "node was lost. The first to lose one:\n\n",
+    ),
+    Failure.NOT_MET: Row(
+        "the ranks do not come together in `init_process_group` (another `world_size` or rank than theirs, a store of "
+        "an earlier round)",
+        "that, and the first that gave up",
+        Payer.RETRIES,
+        "USER:RanksNotMet",
+        echo=4,
+        opening="the ranks did not come together in init_process_group, and none failed otherwise. The first to give "
+        "up:\n\n",
+        hint="call init_process_group() without world_size, rank and init_method (the ranks have them in their "
+        "variables), in every rank; a file:// or a store of an earlier round does not bring them together again",
+    ),
     # An abort that others had to wait for would have ended the round long before their time was up.
-    Failure.TIMED_OUT: Row(Payer.RETRIES, "USER:CollectiveTimeout", 2, _TIMED_OUT_HINT),
-    Failure.GPU_FAULT: Row(Payer.FLYTE, hint=_GPU_FAULT_HINT),
-    Failure.GPU_PROGRAM: Row(hint=_GPU_PROGRAM_HINT),
-    # The peers of a rank that aborts raise before its end is seen: time alone cannot tell.
-    Failure.ABORTED: Row(echo=3),
-    Failure.KILLED: Row(Payer.FLYTE),
-    Failure.CRASHED: Row(),
-    Failure.LEFT: Row(),
+    Failure.TIMED_OUT: Row(
+        "a collective times out though every rank is there: most likely ranks called different ones",
+        "that, and where the ranks were",
+        Payer.RETRIES,
+        "USER:CollectiveTimeout",
+        echo=2,
+        opening="a collective timed out: most likely ranks called different collectives. ",
+        hint="compare where the ranks were (stacks are in the nodes' logs): all have to call the same collectives in "
+        "the same order, also where data are uneven or one rank alone evaluates or saves. If all were in the same "
+        "one, raise init_process_group(timeout=...)",
+    ),
+    Failure.HANG: Row(
+        "ranks wait in a collective that one does not come to",
+        "[which rank, what it does instead, who waits where](hangs.md)",
+        Payer.RETRIES,
+        "USER:HangError",
+    ),
+    Failure.NOT_READY: Row(
+        "a rank does not begin the function in `Timeouts.start`",
+        "the ranks, and where each stands: most often in the import of your module",
+        Payer.RETRIES,
+        "USER:RanksNotReady",
+    ),
+    Failure.NODE_DISK: Row(
+        "a node's disk or file server fails (EIO, ESTALE)", "as of every exception", Payer.FLYTE, "SYSTEM:NodeDisk"
+    ),
+    Failure.GPU_HARDWARE: Row(
+        "a GPU's memory or its NVLink fails (CUDA's errors 214 and 220)",
+        "as of every exception, rank and node in its first line",
+        Payer.FLYTE,
+        "SYSTEM:GpuHardware",
+    ),
+    Failure.GPU_FAULT: Row(
+        "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
+        "[the Xid and what it means](#gpus), the GPU with its UUID, rank and node, in the first line",
+        Payer.FLYTE,
+        codes="`SYSTEM:GpuFallenOffBus`, `SYSTEM:GpuEccError`, `SYSTEM:GpuNvlinkError`, `SYSTEM:GpuXidError`",
+        hint="drain that node (kubectl cordon, kubectl drain) until the GPU is reset or replaced; nvidia-smi -q there "
+        "says more",
+    ),
+    Failure.GPU_PROGRAM: Row(
+        "a rank fails as its GPU reports an error of the program (Xid 13, 31, 43, 45)",
+        "the same",
+        codes="`USER:GpuXidError`",
+        hint="run it with CUDA_LAUNCH_BLOCKING=1, or a small case of it under compute-sanitizer, to see which kernel "
+        "does it; where one GPU alone reports this with every program, it is the hardware's after all",
+    ),
+    Failure.STORAGE: Row(
+        "storage stays down for a rank, or a node lacks code or inputs",
+        "the store's error, with the object, and the rank or node",
+        Payer.FLYTE,
+        "SYSTEM:Storage",
+    ),
+    Failure.NOT_STARTED: Row(
+        "ranks cannot be started, or what starts them dies",
+        "what happened, and where",
+        Payer.FLYTE,
+        "SYSTEM:RanksNotStarted",
+    ),
+    Failure.STOPPED: Row(
+        "a pod with `nnodes=1` is told to stop (SIGTERM)",
+        "who asked; every rank ends first, and an upload that runs is finished within the grace period",
+        Payer.FLYTE,
+        "SYSTEM:Stopped",
+    ),
+    Failure.UNFIT: Row(
+        "a [check of the nodes](preflight.md) before the first rank fails",
+        "the node, with its figure and the median of all; the two that cannot talk",
+        Payer.FLYTE,
+        "SYSTEM:Preflight",
+        "`SYSTEM:PreflightSpeed`, `SYSTEM:PreflightNetwork`, `SYSTEM:PreflightGpu`, `SYSTEM:PreflightDisk`, "
+        "`SYSTEM:PreflightSharedMemory`, `SYSTEM:PreflightChecks`",
+    ),
+    Failure.NOT_TOGETHER: Row(
+        "not every node comes within `Timeouts.rendezvous`",
+        "which nodes are missing",
+        Payer.FLYTE,
+        "SYSTEM:RendezvousTimeout",
+    ),
+    Failure.NODE_LOST: Row(
+        "nodes are lost more often than `max_replacements`, or one for good",
+        "which ones, and since when",
+        Payer.FLYTE,
+        "SYSTEM:NodeLost",
+    ),
 }
+
+
+# --- what a class says -----------------------------------------------------------------------------------------------
+_OF_CLASS: dict[str, Failure] = {
+    # The order matters: flytekit's system errors (upload, download) are recoverable by inheritance.
+    "flytekit.exceptions.system.FlyteSystemException": Failure.STORAGE,
+    "flytekit.exceptions.base.FlyteRecoverableException": Failure.RECOVERABLE,
+    **{
+        f"{_OURS}errors.{name}": failure
+        for failure, names in {
+            Failure.OWN: ("CodeNotFoundError",),
+            Failure.STORAGE: ("StagingError", "StorageError"),
+            Failure.NODE_DISK: ("StaleHandleError", "FsIoError"),
+            Failure.NOT_STARTED: ("LaunchError",),
+            Failure.KILLED: ("RankKilledError",),
+            Failure.STOPPED: ("JobInterruptedError",),
+            Failure.UNFIT: ("PreflightError",),
+            Failure.NODE_LOST: ("NotReplacedError", "GroupClosedError", "NodeLostError"),
+            Failure.NOT_TOGETHER: ("RendezvousError",),
+            Failure.HANG: ("HangError",),
+            Failure.COMES_AGAIN: (
+                *("ConfigError", "IncompatibleVersionError", "MissingDependencyError", "NotInTaskError"),
+                *("NoTerminalError", "PayloadError", "CheckpointError", "PathBlockedError", "FsAccessError"),
+                *("ReadOnlyFsError", "FsUnsupportedError", "TopologyError"),
+            ),
+        }.items()
+        for name in names
+    },
+    "ImportError": Failure.COMES_AGAIN,
+    "SyntaxError": Failure.COMES_AGAIN,
+}
+"""By the qualified name of a class: nothing is imported to compare with. The first of them in an error's bases counts,
+in this table's order; an error of ours comes before those that it inherits from."""
+
+
+def kinds(cls: type[BaseException]) -> tuple[str, ...]:
+    """The qualified names of a class and of its bases; Python's own without their module."""
+    names = (f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
+    return tuple(name.removeprefix("builtins.") for name in names)
+
+
+def of_kinds(names: Sequence[str]) -> Failure:
+    """The row that a class alone says, by its :func:`kinds`."""
+    return next((failure for name, failure in _OF_CLASS.items() if name in names), Failure.OWN)
+
+
+# --- what a number of the kernel's says ------------------------------------------------------------------------------
+class Tries(Enum):
+    """How often a call to a file system that failed is made again."""
+
+    NONE = "none"
+    AT_ONCE = "at once"
+    """Nothing was done and nothing is wrong. Python retries some calls by itself (PEP 475), but not mkdir, rename,
+    link."""
+    LONG = "long"
+    """The next look-up by name gets a fresh handle from the server, or the server is back."""
+    FEW = "few"
+    """A soft-mounted or failing-over server says this once and then works; a broken disk says it always."""
+
+
+@dataclass(frozen=True)
+class Errno:
+    """What an errno means, of a file system.
+
+    Attributes:
+        meaning: for people.
+        hint: what to do.
+        error: the class in :mod:`.errors` of what is raised for it.
+        tries: that are worth making.
+        failure: the row of an exception that comes of it, whoever raised that.
+        stays: whether a store's client that says it speaks of this machine's disk, and trying again changes nothing.
+    """
+
+    meaning: str
+    hint: str
+    error: str = "FsError"
+    tries: Tries = Tries.NONE
+    failure: Failure = Failure.OWN
+    stays: bool = False
+
+
+_OF_SERVER = ("the file system or its server failed", "look at the kernel log and the file server", "FsIoError")
+_CANNOT = ("the file system cannot do this", "choose another file system", "FsUnsupportedError")
+ERRNOS: dict[int, Errno] = {
+    errno.EACCES: Errno(
+        "permission denied", "check owner and mode of the directory and this task's user", "FsAccessError"
+    ),
+    errno.EPERM: Errno("operation not permitted", "check the mount's options and this task's user", "FsAccessError"),
+    errno.ENOENT: Errno("the directory that it belongs in is not there", "make it first, with ensure_dir"),
+    errno.EROFS: Errno(
+        "the file system is read-only", "mount it writable, or choose another directory", "ReadOnlyFsError", stays=True
+    ),
+    errno.ENOSPC: Errno(
+        "no space (or no inodes) left",
+        "free space there, or choose a directory on a larger volume",
+        "NoSpaceError",
+        failure=Failure.FULL_DISK,
+        stays=True,
+    ),
+    errno.EDQUOT: Errno(
+        "the disk quota is used up",
+        "free space, or ask for a larger quota",
+        "NoSpaceError",
+        failure=Failure.FULL_DISK,
+        stays=True,
+    ),
+    errno.EFBIG: Errno("the file is larger than the file system or a limit allows", "write less into one", stays=True),
+    errno.ESTALE: Errno(
+        "stale file handle",
+        "see whether the directory was removed or re-exported",
+        "StaleHandleError",
+        Tries.LONG,
+        Failure.NODE_DISK,
+    ),
+    errno.ETIMEDOUT: Errno(*_OF_SERVER, Tries.LONG),
+    errno.EIO: Errno(*_OF_SERVER, Tries.FEW, Failure.NODE_DISK),
+    errno.EREMOTEIO: Errno(*_OF_SERVER, Tries.FEW, Failure.NODE_DISK),
+    errno.EUCLEAN: Errno(*_OF_SERVER, failure=Failure.NODE_DISK),
+    errno.ECONNRESET: Errno(*_OF_SERVER, Tries.FEW),
+    errno.ENOLINK: Errno(*_OF_SERVER, Tries.FEW),
+    errno.ENOTCONN: Errno("the file system's server process is gone", "mount it again", "FsIoError", Tries.FEW),
+    errno.ENOTDIR: Errno("a file is in the way where a directory is needed", "move the file away", "PathBlockedError"),
+    errno.EISDIR: Errno("a directory is in the way", "choose another name, or move it away", "PathBlockedError"),
+    errno.ENOTEMPTY: Errno("a directory with contents is in the way", "move it away", "PathBlockedError"),
+    errno.EEXIST: Errno("it exists already", "choose another name, or move it away", "PathBlockedError", stays=True),
+    errno.ELOOP: Errno("the path goes round in symbolic links", "repair the links", "PathBlockedError", stays=True),
+    errno.EBUSY: Errno(
+        "something is mounted there, or in use", "unmount it, or choose another name", "PathBlockedError"
+    ),
+    errno.EOPNOTSUPP: Errno(*_CANNOT),
+    errno.ENOSYS: Errno(*_CANNOT),
+    errno.ENODEV: Errno(
+        "its files cannot be mapped into memory",
+        "choose a directory on a local disk: the files there can be mapped into memory",
+    ),
+    errno.EMFILE: Errno("this process has too many files open", "close some, or raise its limit (ulimit -n)"),
+    errno.ENFILE: Errno("this machine has too many files open", "close some, or raise the limit (fs.file-max)"),
+    errno.EBADF: Errno("the file was closed in the middle", "see who closes it: the block's code, or a thread"),
+    errno.ENAMETOOLONG: Errno("the name is too long for the file system", "choose a shorter one", stays=True),
+    errno.EINVAL: Errno("the name or the request is nothing that the file system takes", "choose another name"),
+    errno.EXDEV: Errno("it lies on another file system", "make it beside its final place"),
+    errno.EINTR: Errno("a signal came", "try again", tries=Tries.AT_ONCE),
+    errno.EAGAIN: Errno("it is busy", "try again", tries=Tries.LONG),
+}
+"""Of file systems, for ranks' files, scratch, staging and uploads alike."""
+
+
+def of_errno(number: int | None) -> Errno | None:
+    """What an errno means; None where nobody knows."""
+    return ERRNOS.get(number or 0)
+
+
+def is_full(numbers: Iterable[int]) -> bool:
+    """Whether one of these says that a disk is full."""
+    return any((known := of_errno(number)) is not None and known.failure is Failure.FULL_DISK for number in numbers)
+
+
+def is_broken(numbers: Iterable[int]) -> bool:
+    """Whether one of these says that a disk, or a file server, fails by itself."""
+    return any((known := of_errno(number)) is not None and known.failure is Failure.NODE_DISK for number in numbers)
+
+
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
+"""Sent from outside the program. The others (SIGSEGV, SIGABRT, ...) are the program's own doing, and would repeat."""
+
+SIGNALS: dict[int, str] = {
+    signal.SIGKILL: "most often the kernel's out-of-memory killer or a memory limit of the pod; else someone's kill -9",
+    signal.SIGTERM: "asked to stop from outside: eviction, preemption, or a timeout of the platform",
+    signal.SIGINT: "interrupted from outside (Ctrl-C)",
+    signal.SIGSEGV: "invalid memory access in native code (a C extension, a CUDA library, an ABI mismatch)",
+    signal.SIGBUS: "bus error; in a container most often a full /dev/shm (raise @task(shared_memory=...))",
+    signal.SIGABRT: "native code aborted (an assertion in C++, a failed allocation, Gloo or NCCL losing a peer)",
+    signal.SIGFPE: "arithmetic error in native code (an integer division by zero)",
+    signal.SIGILL: "an instruction that this processor lacks: the wheel was built for another one",
+    signal.SIGXCPU: "the CPU time limit was reached",
+    signal.SIGXFSZ: "the file size limit was reached",
+}
+"""The likely reason of a signal that ended a process."""
+
+
+def name_of(number: int) -> str:
+    """A signal's name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def how_ended(status: int | None) -> str:
+    """An exit status for people, as Python has it: negative for a signal, with its likely reason; None for unknown."""
+    if status is None:
+        return "nobody saw how"
+    if status >= 0:
+        return f"exit code {status}"
+    reason = SIGNALS.get(-status)
+    return f"{name_of(-status)}: {reason}" if reason else name_of(-status)
 
 
 # --- what an exception says ------------------------------------------------------------------------------------------
@@ -150,32 +486,69 @@ class ChainLink:
         message: what it says.
         depth: how many were raised from it, one after the other.
         in_setup: whether ``init_process_group`` is in its traceback.
+        kinds: see :func:`kinds`.
+        names: what clients of stores call it: its class, the service's code, HTTP's status.
+        errno: of an OSError.
+        is_cause: whether the others were raised *from* it (``raise ... from``), and not while it was handled.
+        is_hidden: whether one of them hides it (``raise ... from None``).
     """
 
     type: str
     message: str
     depth: int = 0
     in_setup: bool = False
+    kinds: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
+    errno: int | None = None
+    is_cause: bool = True
+    is_hidden: bool = False
 
 
-def linked(error: BaseException) -> Iterator[tuple[BaseException, int]]:
-    """``error``, all that it was raised from or while handling, and the members of groups; each once, with its depth.
+_FORGET_THEIR_CAUSE = {"FlyteDownloadDataException", "TypeTransformerFailedError"}
+"""flytekit raises these without ``from`` (1.16, ``FileAccessProvider.async_get_data``, ``_literal_map_to_kwargs``)."""
 
-    Whether a context is to be shown (``raise ... from None``) is no matter: it is evidence all the same.
+
+def evidence(error: BaseException, say: Callable[[BaseException], str]) -> list[tuple[BaseException, ChainLink]]:
+    """``error``, all that it was raised from or while handling, and the members of groups; each once, itself first.
+
+    Whether a context is to be shown (``raise ... from None``) is no matter to what collectives say: it is evidence all
+    the same.
+
+    Args:
+        error: an exception.
+        say: its text; that may be the user's code.
     """
-    todo, met = [(error, 0)], {id(error)}
-    while todo and len(met) <= _MOST_LINKS:
-        current, depth = todo.pop(0)
-        yield current, depth
-        members = getattr(current, "exceptions", ())
-        below = [current.__cause__, current.__context__, *(members if isinstance(members, (tuple, list)) else ())]
-        for each in below:
-            if isinstance(each, BaseException) and id(each) not in met:
-                met.add(id(each))
-                todo.append((each, depth + 1))
+    todo, met = [(error, 0, True, False, False)], {id(error)}
+    found: list[tuple[BaseException, ChainLink]] = []
+    while todo and len(found) < _MOST_LINKS:
+        each, depth, is_cause, is_hidden, forgets = todo.pop(0)
+        found.append((each, _link(each, say(each), depth, is_cause=is_cause, is_hidden=is_hidden)))
+        forgets = forgets or type(each).__name__ in _FORGET_THEIR_CAUSE
+        members = getattr(each, "exceptions", ())
+        below = [
+            (each.__cause__, is_cause, is_hidden),
+            (each.__context__, is_cause and forgets, is_hidden or each.__suppress_context__),
+            *((member, False, is_hidden) for member in (members if isinstance(members, (tuple, list)) else ())),
+        ]
+        for one, as_cause, as_hidden in below:
+            if isinstance(one, BaseException) and id(one) not in met:
+                met.add(id(one))
+                todo.append((one, depth + 1, as_cause, as_hidden, forgets))
+    return found
 
 
-def in_setup(error: BaseException) -> bool:
+def _link(error: BaseException, message: str, depth: int, *, is_cause: bool, is_hidden: bool) -> ChainLink:
+    names, number = frozenset({type(error).__name__}), None
+    with suppress(Exception):  # properties of anyone's
+        names |= _names(error)
+        number = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else None
+    where = {"is_cause": is_cause, "is_hidden": is_hidden}
+    return ChainLink(
+        type(error).__qualname__, message, depth, _is_in_setup(error), kinds(type(error)), names, number, **where
+    )
+
+
+def _is_in_setup(error: BaseException) -> bool:
     """Whether an exception was raised in torch's ``init_process_group``."""
     trace = error.__traceback__
     while trace is not None:
@@ -184,6 +557,14 @@ def in_setup(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def _names(error: BaseException) -> set[str]:
+    """The service's code of an error of a store, and HTTP's status."""
+    response = getattr(error, "response", None)
+    code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
+    values = (getattr(error, name, None) for name in ("status", "status_code", "error_code", "code"))
+    return {str(code), str(next((value for value in values if isinstance(value, (int, str))), ""))}
 
 
 # The classes say nothing: DistBackendError is every error of NCCL, HorovodInternalError every one of a collective.
@@ -284,55 +665,163 @@ def mistake(text: str) -> tuple[str, bool] | None:
     return next(((hint, repeats) for pattern, hint, repeats in _MISTAKES if pattern.search(text)), None)
 
 
-def of_exception(
-    links: Sequence[ChainLink],
-    errnos: Iterable[int],
-    *,
-    by_class: Failure,
-    world_size: int,
-    is_word_of_loss: bool = False,
-) -> Failure:
+def of_exception(links: Sequence[ChainLink], *, world_size: int) -> Failure:
     """The row of an exception.
 
     Args:
         links: its chain, the exception itself first.
-        errnos: of every OSError in it.
-        by_class: OWN, RECOVERABLE or STORAGE, which its class says.
         world_size: how many ranks there are: one alone has no peer to lose.
-        is_word_of_loss: whether it is an error of this package's that only says that a rank is gone.
     """
     word = of_chain(links)
-    if world_size > 1 and (is_word_of_loss or word not in (None, Failure.MISTAKE)):
-        return word if word not in (None, Failure.MISTAKE) else Failure.PEER_LOST
-    numbers, texts = frozenset(errnos), [link.message for link in links]
-    of_cuda = links[0].message if links and links[0].type in _OF_CUDA else ""
+    if world_size > 1 and word is not None and word is not Failure.MISTAKE:
+        return word
+    by_class, numbers, texts = _by_class(links), errnos(links), [link.message for link in links]
     rows = (
         # The user's word wins over all that is known; and a disk that is full stays full, whoever says it.
         (Failure.RECOVERABLE, by_class is Failure.RECOVERABLE),
         (Failure.MISTAKE, word is Failure.MISTAKE),
         (Failure.FULL_SHARED_MEMORY, any(map(_SHARED_MEMORY_FULL.search, texts))),
-        (Failure.FULL_DISK, bool(numbers & FULL_ERRNOS)),
-        (Failure.NODE_DISK, bool(numbers & BROKEN_ERRNOS)),
-        (Failure.GPU_HARDWARE, _GPU_HARDWARE.match(of_cuda) is not None),
+        (Failure.FULL_DISK, is_full(numbers)),
+        (Failure.NODE_DISK, is_broken(numbers)),
+        (Failure.GPU_HARDWARE, links[0].type in _OF_CUDA and _GPU_HARDWARE.match(texts[0]) is not None),
         (Failure.WORKER_KILLED, by_class is Failure.OWN and any(map(_WORKER_KILLED.search, texts))),
     )
     return next((failure for failure, is_so in rows if is_so), by_class)
 
 
-def repeats(failure: Failure, links: Iterable[ChainLink], errnos: Iterable[int]) -> bool:
+def _by_class(links: Sequence[ChainLink]) -> Failure:
+    """What the class of an exception says. One of ours was perhaps raised from what no user can cause: one of ours that
+    is the platform's, or a store's that may pass. What the user's own work has raised is the user's, whatever it is."""
+    first, failure = links[0], of_kinds(links[0].kinds)
+    if not _is_ours(first) or ROWS[failure].payer is not Payer.NOBODY:
+        return failure
+    for link in sorted((each for each in links[1:] if each.is_cause), key=lambda each: -each.depth):
+        if _is_ours(link):
+            if ROWS[of_kinds(link.kinds)].payer is Payer.FLYTE:
+                return Failure.STORAGE
+        elif f"{_OURS}errors.WorkFailedError" not in first.kinds and (known := _outlook(link)) is not None:
+            return Failure.STORAGE if known is Outlook.TRANSIENT else failure
+    return failure
+
+
+def _is_ours(link: ChainLink) -> bool:
+    return f"{_OURS}errors.SafedistError" in link.kinds
+
+
+def errnos(links: Iterable[ChainLink]) -> tuple[int, ...]:
+    """Those of every OSError that is not hidden."""
+    return tuple(link.errno for link in links if link.errno is not None and not link.is_hidden)
+
+
+def repeats(failure: Failure, links: Iterable[ChainLink]) -> bool:
     """Whether what an exception says comes again at every start of the ranks; an echo says nothing of that."""
+    links = list(links)
     if ROWS[failure].echo:
         return False
     if failure is Failure.MISTAKE:
-        found = [mistake(link.message) for link in links if of_link(link) is Failure.MISTAKE]
-        return any(again for _, again in filter(None, found))
-    return not FULL_ERRNOS.isdisjoint(errnos)
+        words = [mistake(link.message) for link in links if of_link(link) is Failure.MISTAKE]
+        return any(again for _, again in filter(None, words))
+    return ROWS[failure].repeats or is_full(errnos(links))
 
 
 def worker_killed(text: str) -> str:
     """The process ids of the DataLoader's workers that a text calls killed, as it has them; "" for none."""
     match = _WORKER_KILLED.search(text)
     return match[1] if match else ""
+
+
+# --- what a store says -----------------------------------------------------------------------------------------------
+class Outlook(Enum):
+    """What an error from a store means."""
+
+    MISSING = "missing"
+    DENIED = "denied"
+    UNSUPPORTED = "unsupported"
+    LOCAL = "local"
+    """A disk of this machine, which says what trying again does not change."""
+    TRANSIENT = "transient"
+
+
+_STORES_WORDS: dict[Outlook, frozenset[str]] = {
+    # Error codes of S3 (API reference, "Error responses"), GCS and Azure blob storage, and HTTP statuses; exceptions of
+    # botocore, azure-core and google-auth, by name: importing them all to compare would cost seconds.
+    Outlook.DENIED: frozenset(
+        {
+            *("AccessDenied", "Forbidden", "401", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
+            *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken", "TokenRefreshRequired"),
+            *("RequestTimeTooSkewed", "AuthenticationFailed", "AuthorizationFailure", "InvalidClientTokenId"),
+            *("UnrecognizedClientException", "NoCredentialsError", "PartialCredentialsError"),
+            *("CredentialRetrievalError", "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError"),
+            *("ClientAuthenticationError", "RefreshError", "DefaultCredentialsError", "ProfileNotFound"),
+        }
+    ),
+    Outlook.MISSING: frozenset(
+        {
+            *("NoSuchKey", "NoSuchBucket", "NoSuchVersion", "404", "410", "BlobNotFound", "ContainerNotFound"),
+            "FlyteDataNotFoundException",  # flytekit's, by name
+        }
+    ),
+}
+_BUSY = re.compile(
+    r"429|5\d\d|SlowDown|ServiceUnavailable|InternalError|RequestTimeout|OperationAborted|ConditionalRequestConflict"
+    r"|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error|URLError"
+)
+"""Statuses and S3's codes that ask for patience, and exceptions of aiohttp and botocore that mean the network, by
+name."""
+
+
+def outlook(error: BaseException) -> Outlook:
+    """What an error means where a store was asked. The first cause that is known decides: fsspec's HTTP file system
+    says "not found" for everything, a refused connection included. What is unknown counts as passing: tries are
+    bounded."""
+    return next(filter(None, (_outlook(link) for _, link in _causes_of(error))), Outlook.TRANSIENT)
+
+
+def decisive(error: BaseException) -> BaseException:
+    """The cause of ``error`` that says what it means; ``error`` itself where none does."""
+    return next((cause for cause, link in _causes_of(error) if _outlook(link) is not None), error)
+
+
+def word_of_a_store(error: BaseException) -> Outlook | None:
+    """What a store, or the network on the way to it, has said by a code or a name of its own, if it was one."""
+    return next(filter(None, (_word(link) for _, link in _causes_of(error))), None)
+
+
+def names_of(error: BaseException) -> frozenset[str]:
+    """All that clients of stores call an error and its causes."""
+    return frozenset().union(*(link.names for _, link in _causes_of(error)))
+
+
+def _causes_of(error: BaseException) -> list[tuple[BaseException, ChainLink]]:
+    pairs = [pair for pair in evidence(error, _text) if pair[1].is_cause]
+    return sorted(pairs, key=lambda pair: -pair[1].depth)
+
+
+def _text(error: BaseException) -> str:
+    with suppress(Exception):  # anyone's code
+        return str(error)
+    return ""
+
+
+def _word(link: ChainLink) -> Outlook | None:
+    word = next((outlook for outlook, words in _STORES_WORDS.items() if words & link.names), None)
+    is_busy = any(map(_BUSY.fullmatch, link.names)) or {"ConnectionError", "TimeoutError"} & {*link.kinds}
+    return word or (Outlook.TRANSIENT if is_busy else None)
+
+
+def _outlook(link: ChainLink) -> Outlook | None:
+    """What one error is known to mean by itself; None where nobody has heard of it."""
+    known, classes, word = of_errno(link.errno), {*link.kinds}, _word(link)
+    rows = (
+        (Outlook.DENIED, "PermissionError" in classes),
+        (word, word is not None),
+        (Outlook.MISSING, classes & {"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"}),
+        (Outlook.LOCAL, known is not None and known.stays),
+        # fsspec's words
+        (Outlook.UNSUPPORTED, "ValueError" in classes and link.message.startswith("Protocol not known")),
+        (Outlook.UNSUPPORTED, "ImportError" in classes),
+    )
+    return next((outlook for outlook, is_so in rows if is_so), None)
 
 
 # --- what an end is --------------------------------------------------------------------------------------------------
@@ -351,6 +840,7 @@ class EndOfRank:
         out_of_memory: whether the kernel's out-of-memory killer was at work while the ranks ran.
         timed_out: whether a collective of it waited in vain, by its exception or its log.
         others: whether it is known where others of its node were then.
+        of_disk: whether an OSError is in what it raised.
         gpu_code: of what its GPU has reported; "" for nothing.
         gpu_is_hardware: whether that is the hardware's.
     """
@@ -365,6 +855,7 @@ class EndOfRank:
     out_of_memory: bool = False
     timed_out: bool = False
     others: bool = False
+    of_disk: bool = False
     gpu_code: str = ""
     gpu_is_hardware: bool = False
 
@@ -404,22 +895,38 @@ class EndOfRank:
         return self.row.echo > 0
 
     @property
+    def is_the_codes(self) -> bool:
+        """Whether it may be the code's or the data's, as a hang may: no store, disk or broken GPU has a part in it."""
+        if self.raised is None or self.gpu_is_hardware or self.of_disk:
+            return False
+        return ROWS[self.raised].payer is Payer.NOBODY or ROWS[self.raised].echo > 0 or self.raised is Failure.HANG
+
+    def may_come_of_a_gpu(self, texts: Iterable[str]) -> bool:
+        """Whether what its GPU has reported may be the cause: not of what the user calls recoverable, no error of a
+        store, and nobody else's signal.
+
+        Args:
+            texts: of its exception.
+        """
+        if self.raised is None:
+            return self.signal not in _FROM_OUTSIDE
+        may_be = ROWS[self.raised].payer is Payer.NOBODY or self.raised is Failure.GPU_HARDWARE
+        return ROWS[self.raised].echo > 0 or (may_be and any(map(_OF_A_GPU.search, texts)))
+
+    @property
     def label(self) -> str:
         """Its code: the row's, or its own."""
         if self.row.code:
             return self.row.code
         if self.gpu_code:
             return self.gpu_code
+        if self.failure is Failure.KILLED:
+            return f"SYSTEM:{name_of(self.signal or signal.SIGKILL).replace(' ', '')}"
         if self.raised is not None:
-            return self.code or ("SYSTEM:Storage" if self.raised is Failure.STORAGE else f"USER:{self.name}")
+            return self.code or f"USER:{self.name}"
         if self.failure is Failure.LEFT:
             return f"USER:Exit{self.exit_code}"
-        return f"{'SYSTEM' if self.failure is Failure.KILLED else 'USER'}:{name_of(self.signal).replace(' ', '')}"
+        return f"USER:{name_of(self.signal).replace(' ', '')}"
 
 
-def name_of(number: int) -> str:
-    """A signal's name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+_OF_A_GPU = re.compile(r"\b(CUDA|cuda\w*|cu(BLAS|DNN|FFT|SPARSE|SOLVER)\w*|NCCL)\b", re.IGNORECASE)

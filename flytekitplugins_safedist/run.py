@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .errors import PayloadError, RankFailedError, SafedistError
+from .rank import context
 
 
 class ScriptStatusError(SystemExit):
@@ -33,19 +34,24 @@ class ScriptStatusError(SystemExit):
 
     Attributes:
         error_code: what Flyte's console shows: ``USER:ScriptStatus2``.
+        words: what people read.
     """
 
-    def __init__(self, leaving: SystemExit) -> None:
+    def __init__(self, script: str, leaving: SystemExit) -> None:
         super().__init__(leaving.code)
         # As an interpreter has it: a text is printed, and the status is 1.
-        self.error_code = f"USER:ScriptStatus{leaving.code & 0xFF if isinstance(leaving.code, int) else 1}"
+        status = leaving.code & 0xFF if isinstance(leaving.code, int) else 1
+        self.error_code = f"USER:ScriptStatus{status}"
+        words = "" if isinstance(leaving.code, int) else f": {leaving.code}"
+        self.words = f"{Path(script).name} ended with status {status}{words}"
 
 
 def run_script(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> None:
     """Run a script in this process, as ``python SCRIPT ARGUMENTS`` would; in a task's function: on every rank.
 
     It is ``__main__``, so that what stands below ``if __name__ == "__main__"`` runs, and its directory comes first on
-    the module search path. Whether it ends or calls ``sys.exit(0)``, this returns.
+    the module search path. Whether it ends or calls ``sys.exit(0)``, this returns. Where it ends the process with
+    status 0 (``os._exit(0)``), and the task has no outputs, that is this rank's success.
 
     Args:
         script: its path; a relative one is looked for in the working directory.
@@ -68,10 +74,11 @@ def run_script(script: str | os.PathLike[str], arguments: Sequence[str] = ()) ->
     sys.argv = [os.fspath(script), *arguments]
     sys.path.insert(0, str(path.parent))
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        with context.running_script():
+            runpy.run_path(str(path), run_name="__main__")
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
-            raise ScriptStatusError(leaving) from None
+            raise ScriptStatusError(os.fspath(script), leaving) from None
     finally:
         sys.argv, sys.path[:] = argv, search
 
@@ -92,10 +99,11 @@ def run_module(module: str, arguments: Sequence[str] = ()) -> None:
     sys.argv = [module, *arguments]
     sys.path.insert(0, str(Path.cwd()))
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        with context.running_script():
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
-            raise ScriptStatusError(leaving) from None
+            raise ScriptStatusError(module, leaving) from None
     finally:
         sys.argv, sys.path[:] = argv, search
 
@@ -106,7 +114,7 @@ def _run_program(program: str, arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     status = child.wait()
     if status:
-        raise ScriptStatusError(SystemExit(status if status > 0 else 128 - status))
+        raise ScriptStatusError(program, SystemExit(status if status > 0 else 128 - status))
 
 
 def script(path: str, arguments: list[str], kind: str) -> None:
@@ -164,7 +172,7 @@ def main() -> None:
 
 
 def _leave(error: RankFailedError) -> NoReturn:
-    status = re.fullmatch(r"USER:ScriptStatus(\d+)", error.error_code)
+    status = re.fullmatch(r"USER:(?:ScriptStatus|Exit)(\d+)", error.error_code)
     print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201  (as an interpreter's end)
     sys.exit(int(status[1]) if status else 1)
 

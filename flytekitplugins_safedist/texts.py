@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,7 +20,9 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) i
 """What would move a terminal's cursor, clear it or hide what is written."""
 
 # Not from the middle of a word: the time it takes grows with a text's length, not with its square.
-_ADDRESS = re.compile(r"(?<![\w+.-])([\w+.-]*://)(?:[^\s/?#'\"<>]*@)?([^\s?#'\"<>]*)([?#][^\s'\"<>)]*)?")
+_ADDRESS = re.compile(
+    r"(?<![\w+.-])([\w+.-]*://)(?:[^\s/?#'\"<>]*@)?([^\s?#'\"<>:]*(?:(?!::[\w+.-]+://):[^\s?#'\"<>:]*)*)([?#][^\s'\"<>)]*)?"
+)
 """Scheme, host with path, query with fragment."""
 
 
@@ -28,21 +30,6 @@ def encodable(text: str) -> str:
     """``text`` as protobuf, files and terminals can hold it: lone surrogates (from names that are not UTF-8) and
     control characters are spelled out."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8").translate(_CONTROLS)
-
-
-def chain(error: BaseException, *, implied: bool = False) -> Iterator[BaseException]:
-    """``error`` and what it was raised from, each once: a chain may come back to itself.
-
-    Args:
-        implied: whether what was being handled when it was raised counts too.
-    """
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        context = None if current.__suppress_context__ or not implied else current.__context__
-        current = current.__cause__ or context
 
 
 def ask(question: Callable[[], T], otherwise: Callable[[], T]) -> T:

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +81,45 @@ def of_readme() -> str:
     return text.replace("](#", "](docs/configuration.md#")
 
 
-def main() -> int:
+def between(begin: str, end: str, tables: str) -> Callable[[str], str]:
+    """What puts tables between two marks of a page."""
+
+    def put(page: str) -> str:
+        head, _, rest = page.partition(begin)
+        _, _, tail = rest.partition(end)
+        return f"{head}{begin}\n{tables}\n{end}{tail}"
+
+    return put
+
+
+def write(pages: dict[str, Callable[[str], str]], source: str, script: str) -> int:
+    """Write pages anew; with ``--check`` only say which are not what would be written. The exit status.
+
+    Args:
+        pages: by their path, what makes one of what it is now.
+        source: what they are made of, for people.
+        script: that does it.
+    """
     stale = []
-    for path, tables in {ROOT / "docs" / "configuration.md": made(), ROOT / "README.md": of_readme()}.items():
+    for name, anew in pages.items():
+        path = ROOT / name
         page = path.read_text(encoding="utf-8")
-        head, _, rest = page.partition(BEGIN)
-        _, _, tail = rest.partition(END)
-        text = f"{head}{BEGIN}\n{tables}\n{END}{tail}"
+        text = anew(page)
         if "--check" not in sys.argv:
             path.write_text(text, encoding="utf-8")
         elif text != page:
-            stale.append(path.name)
+            stale.append(name)
     if stale:
-        names = " and ".join(stale)
-        print(f"{names}: not what the docstrings of config/options.py say: python scripts/fields.py writes it")
+        print(f"{' and '.join(stale)}: not what {source} say: python {script} writes it")
     return len(stale)
+
+
+def main() -> int:
+    pages = {
+        "docs/configuration.md": between(BEGIN, END, made()),
+        "README.md": between(BEGIN, END, of_readme()),
+    }
+    return write(pages, "the docstrings of config/options.py", "scripts/fields.py")
 
 
 if __name__ == "__main__":

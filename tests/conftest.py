@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,17 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="sd-")  # short: sockets live in it, too
     Path(tempfile.tempdir).chmod(0o1777)  # some tests start processes of another user
+    config.add_cleanup(_remove_links)
     config.add_cleanup(lambda: shutil.rmtree(tempfile.tempdir, ignore_errors=True))
+
+
+def _remove_links() -> None:
+    """Short names of directories that are gone, and were a test's that has left them. All others may be in use, by a
+    session beside this one."""
+    for link in Path("/tmp").glob("s-??????"):
+        with suppress(OSError):
+            if link.is_symlink() and not link.exists():
+                link.unlink()
 
 
 def pytest_collection_finish() -> None:

@@ -103,8 +103,12 @@ class Usage:
 
 def usage(job: JobScratch, round_: int, ranks: Iterable[int]) -> Usage:
     """Measure a job in one of its rounds. This never fails: what cannot be read counts as nothing, or is not known."""
-    own = {rank: (job.rank(round_, rank).path, job.rank(round_, rank).caches, job.log(round_, rank)) for rank in ranks}
-    by_rank = tuple((rank, sum(map(bytes_of, paths))) for rank, paths in own.items())
+
+    def of(rank: int) -> int:
+        own, log, errors = job.rank(round_, rank), job.log(round_, rank), job.errors(round_, rank)
+        return sum(map(bytes_of, (own.path, own.caches, log, errors)))
+
+    by_rank = tuple((rank, of(rank)) for rank in ranks)
     try:
         earlier = sum(map(bytes_of, scratch.other_rounds(job, round_)))
     except OSError:

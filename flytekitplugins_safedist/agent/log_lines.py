@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from ..config.options import Logs
 from ..rank.context import RankContext
@@ -60,9 +62,31 @@ class _Followed:
     """How it was shown last."""
 
 
-def followed(orders: Sequence[RankOrder], logs: Logs) -> list[tuple[str | None, Path]]:
-    """Each rank's log with the prefix of its lines; None where they are not shown."""
-    return [(_prefix(order.context, logs), order.log) for order in orders]
+def to_stdout(text: str) -> None:
+    """Ranks' output goes where the task's own would."""
+    _write(sys.stdout, text)
+
+
+def to_stderr(text: str) -> None:
+    """The same of standard error, where that is apart."""
+    _write(sys.stderr, text)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    # A user's module may have put an object in its place that has no more than a write().
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    # A log in ASCII shows other letters escaped; they must not end the thread that shows them.
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    with contextlib.suppress(AttributeError):
+        stream.flush()
+
+
+def followed(orders: Sequence[RankOrder], logs: Logs) -> list[list[tuple[str | None, Path]]]:
+    """Each rank's log with the prefix of its lines, None where they are not shown; then those of standard error, where
+    these are apart."""
+    named = [(_prefix(order.context, logs), order) for order in orders]
+    errors = [(prefix, order.errors) for prefix, order in named if order.errors is not None]
+    return [[(prefix, order.log) for prefix, order in named], *([errors] if errors else [])]
 
 
 def _prefix(at: RankContext, logs: Logs) -> str | None:
@@ -173,7 +197,7 @@ def _read_block(followed: _Followed) -> bytes:
         with followed.path.open("rb", buffering=0) as file:
             file.seek(followed.offset)
             data = file.read(_BLOCK) or b""
-    except FileNotFoundError:
+    except OSError:  # it is not there yet; or there are no descriptors left, for a moment
         return b""
     followed.offset += len(data)
     return data

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from .. import envvars
-from ..failures import ROWS, Failure
 from ..hangs.gpus import GpuFault, GpuUse, GpuWatch, indices_of, to_blame
 from ..rank.order import RankOrder
 from ..rank.outcome import RankOutcome
@@ -19,9 +16,6 @@ _SECONDS = 10
 
 _FRESH_SECONDS = 1.0
 """That a look counts for further failures."""
-
-_OF_A_GPU = re.compile(r"\b(CUDA|cuda\w*|cu(BLAS|DNN|FFT|SPARSE|SOLVER)\w*|NCCL)\b", re.IGNORECASE)
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class RankGpus:
@@ -55,7 +49,9 @@ class RankGpus:
 
     def named(self, failure: RankOutcome) -> RankOutcome:
         """A failure with what its GPU has reported, where it comes of that."""
-        if failure.gpu is not None or not _may_come_of_a_gpu(failure):
+        raised = failure.raised
+        texts = () if raised is None else (raised.message, raised.traceback)
+        if failure.gpu is not None or not failure.end.may_come_of_a_gpu(texts):
             return failure
         if time.monotonic() > self._looked + _FRESH_SECONDS:  # all ranks of a node may fail at once
             self._watch.look()
@@ -71,13 +67,3 @@ class RankGpus:
 
     def _indices(self, local_rank: int) -> set[int]:
         return indices_of(local_rank, len(self._visible), self._watch.usage(), self._visible[local_rank])
-
-
-def _may_come_of_a_gpu(failure: RankOutcome) -> bool:
-    """Not what the user has called recoverable, no error of a store, and nobody's else signal."""
-    raised = failure.raised
-    if raised is None:
-        return -(failure.exit_code or 0) not in _FROM_OUTSIDE
-    said = any(_OF_A_GPU.search(text) for text in (raised.message, raised.traceback))
-    is_for_others = raised.failure in (Failure.RECOVERABLE, Failure.STORAGE)
-    return not is_for_others and (ROWS[raised.failure].echo > 0 or said)

@@ -98,7 +98,10 @@ class Ranks:
         self._start_deadline: float | None = None
         self._memory_before = memory.cgroup()
         self._stacks: dict[int, str] = {}
-        self._follower = log_lines.LogFollower(log_lines.followed(orders, settings.logs), show)
+        self._followers = [
+            log_lines.LogFollower(shown, to)
+            for shown, to in zip(log_lines.followed(orders, settings.logs), (show, log_lines.to_stderr), strict=False)
+        ]
 
     def start(self, *, fork: bool) -> None:
         """Start every rank, forked from the server (``fork``) or as fresh interpreters.
@@ -112,7 +115,8 @@ class Ranks:
         self._members = [_Member(*each) for each in zip(self._orders, pages, pids, strict=True)]
         self._start_deadline = time.monotonic() + self._settings.timeouts.start
         self._slow_after = time.monotonic() + _SLOW_SECONDS
-        self._follower.start()
+        for follower in self._followers:
+            follower.start()
 
     def _page_for(self, order: RankOrder) -> AgentPage:
         try:
@@ -219,7 +223,7 @@ class Ranks:
             expected="Timeouts(start=...) to be enough for that",
             hint="look for what the import waits for (the stacks below, if any), or raise Timeouts(start=...)",
         )
-        raised = Raised(type(error).__name__, str(error), "", Failure.RECOVERABLE, code="USER:RanksNotReady")
+        raised = Raised(type(error).__name__, str(error), "", Failure.NOT_READY)
         return self._told(waiting[0], _outcome_of(waiting[0], Status.RAISED, raised=raised, others=self._stood()))
 
     def note_stacks(self, members: Sequence[_Member] | None = None) -> None:
@@ -290,7 +294,7 @@ class Ranks:
         except LaunchError:
             pass  # the server is gone: the kernel has killed its ranks already
         finally:
-            unseen = self._follower.stop()
+            unseen = sum(follower.stop() for follower in self._followers)
             if unseen:
                 self._warn(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
 
@@ -298,7 +302,7 @@ class Ranks:
         running = [member.pid for member in self._members if member.running]
         if not running:
             return
-        self._server.signal(running, number, whole_group=number == signal.SIGKILL)
+        self._server.signal(running, number)
         deadline = time.monotonic() + patience
         while any(member.running for member in self._members):
             left = deadline - time.monotonic()
@@ -345,11 +349,15 @@ class Ranks:
         ended = member.ended
         code, time_ns = (ended.exit_code, ended.time_ns) if ended is not None else (None, time.time_ns())
         status = Status.KILLED if code is not None and code < 0 else Status.EXITED
+        if code == 0 and member.page.runs_script:
+            status = Status.SUCCEEDED
         if self._stopping_since_ns is not None and time_ns > self._stopping_since_ns:
             status = Status.STOPPED
         outcome = replace(_outcome_of(member, status, exit_code=code), time_ns=time_ns)
-        if code == -signal.SIGABRT:  # the word of NCCL's watchdog comes before long stacks
-            outcome = replace(outcome, timed_out=speaks_of_timeout("\n".join(log_lines.tail(member.order.log, 1000))))
+        if status is Status.KILLED:  # the word of NCCL's watchdog comes before long stacks
+            log = "\n".join(_last_lines(member.order, 1000))
+            timed_out = code == -signal.SIGABRT and speaks_of_timeout(log)
+            outcome = replace(outcome, timed_out=timed_out, at=stacks.crashed_at(log))
         return self._with_memory(outcome) if code == -signal.SIGKILL and status is Status.KILLED else outcome
 
     def _with_memory(self, outcome: RankOutcome) -> RankOutcome:
@@ -366,7 +374,7 @@ class Ranks:
         """With the last lines of the rank's log, and, where a collective timed out, with what the others did."""
         shown = outcome.raised.traceback if outcome.raised is not None else ""
         wanted = self._settings.logs.tail_lines
-        lines = log_lines.tail(member.order.log, wanted + len(shown.splitlines()))
+        lines = _last_lines(member.order, wanted + len(shown.splitlines()))
         if outcome.end.is_echo:
             outcome = replace(outcome, others=self._stood(failed=outcome.timed_out))
         tail = log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ()
@@ -376,6 +384,10 @@ class Ranks:
         """How much the ranks of this round hold in scratch."""
         contexts = [order.context for order in self._orders]
         return disk.usage(job, contexts[0].round, [context.rank for context in contexts])
+
+
+def _last_lines(order: RankOrder, count: int) -> tuple[str, ...]:
+    return tuple(line for log in order.logs for line in log_lines.tail(log, count))
 
 
 def _outcome_of(member: _Member, status: Status, **facts: Any) -> RankOutcome:

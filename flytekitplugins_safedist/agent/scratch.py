@@ -12,28 +12,25 @@ from pathlib import Path
 
 from ..config.caches import CACHES
 from ..errors import ScratchError
-from ..failures import FULL_ERRNOS
+from ..failures import of_errno
 from ..rank.places import JobScratch, RankScratch, cache_variables
 from ..rank_server.cleanup import remove
 
 SOCKET_PATH_BYTES = 107
 """The longest path of a socket: unix(7)'s ``sun_path`` has 108 bytes, one of them for the end."""
-SOCKET_NAME_BYTES = 40
-"""Of these, kept for what is made below TMPDIR: multiprocessing's ``/pymp-xxxxxxxx/listener-xxxxxxxx`` takes 32 bytes,
-torch's ``/torch-shm-dir-XXXXXX/manager.sock`` 34."""
+SOCKET_NAME_BYTES = 85, 40
+"""Of these, kept for what is made below TMPDIR, and what is kept at least, where a link in /tmp cannot be made:
+multiprocessing's ``/pymp-xxxxxxxx/listener-xxxxxxxx`` takes 32 bytes, torch's ``/torch-shm-dir-XXXXXX/manager.sock``
+34, and those of Ray 83."""
 
-_LONGEST_TMP = Path("round-999") / "rank-9999" / "tmp"
+_LONGEST_TMP = Path("999-9999")
 
 
 def remedy(error: OSError) -> str:
     """What to do where a file of a job cannot be made."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "let the pod's processes open more files (ulimit -n): an agent needs some for each of its ranks"
-    if error.errno in FULL_ERRNOS:
-        return "free space there, or set Scratch(path=...) to a larger volume"
-    if error.errno in (errno.ENODEV, errno.EINVAL):
-        return "set Scratch(path=...) to a local disk: that file system's files cannot be mapped into memory"
-    return "see the error: it is of that directory's file system"
+    known = of_errno(error.errno)
+    hint = "see the error: it is of that directory's file system" if known is None else known.hint
+    return f"{hint} (Scratch(path=...) names the directory)"
 
 
 def make_job(root: Path) -> JobScratch:
@@ -65,8 +62,9 @@ def make_rank(job: JobScratch, round_: int, rank: int) -> RankScratch:
     with _writing(scratch.path):
         # Several ranks of a round make its directory at once in a multi-process launch: let mkdir arbitrate.
         scratch.path.parent.mkdir(mode=0o700, exist_ok=True)
-        for path in (scratch.path, scratch.tmp, scratch.path / "flyte"):
+        for path in (scratch.path, scratch.path / "tmp", scratch.path / "flyte"):
             path.mkdir(mode=0o700)
+        (job.path / scratch.tmp.name).symlink_to((scratch.path / "tmp").relative_to(job.path))
         _make_caches(scratch.caches)
     return scratch
 
@@ -103,6 +101,9 @@ def remove_rounds_before(job: JobScratch, round_: int) -> None:
     for path in other_rounds(job, round_):
         if int(path.name.split("-")[1]) < round_:
             remove(path)
+    for link in job.path.glob("[0-9]*-*"):
+        if int(link.name.split("-")[0]) < round_:
+            link.unlink()
 
 
 def other_rounds(job: JobScratch, round_: int) -> list[Path]:
@@ -137,31 +138,32 @@ def short_for(directory: Path, *, below: Path) -> Path:
     Raises:
         ScratchError: there is no such place.
     """
-    if _fits(directory, below):
-        return directory
     tried: dict[str, str] = {}
-    for place in dict.fromkeys([str(directory.parent), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]):  # noqa: S108
-        link = Path(place) / f"safedist-{secrets.token_hex(4)}"
-        if not _fits(link, below):
-            tried[place] = "too long"
-            continue
-        try:
-            link.symlink_to(directory)  # EEXIST where somebody has this name already
-        except OSError as error:
-            tried[place] = error.strerror or str(error)
-        else:
-            return link
+    for kept in SOCKET_NAME_BYTES:
+        if _fits(directory, below, kept):
+            return directory
+        for place in dict.fromkeys([str(directory.parent), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]):  # noqa: S108
+            link = Path(place) / f"s-{secrets.token_hex(3)}"
+            if not _fits(link, below, kept):
+                tried[place] = "too long"
+                continue
+            try:
+                link.symlink_to(directory)  # EEXIST where somebody has this name already
+            except OSError as error:
+                tried[place] = error.strerror or str(error)
+            else:
+                return link
     raise _too_long(directory, below, tried)
 
 
-def _fits(directory: Path, below: Path) -> bool:
-    return len(os.fsencode(directory / below)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES
+def _fits(directory: Path, below: Path, kept: int) -> bool:
+    return len(os.fsencode(directory / below)) + kept <= SOCKET_PATH_BYTES
 
 
 def _too_long(directory: Path, below: Path, tried: dict[str, str]) -> ScratchError:
     root = directory.parent
     taken = len(os.fsencode(root))
-    allowed = taken + SOCKET_PATH_BYTES - SOCKET_NAME_BYTES - len(os.fsencode(directory / below))
+    allowed = taken + SOCKET_PATH_BYTES - SOCKET_NAME_BYTES[-1] - len(os.fsencode(directory / below))
     return ScratchError(
         "the scratch directory's path is too long for sockets: DataLoader workers would hang",
         where={"path": root, "tried for a link": "; ".join(f"{place}: {why}" for place, why in tried.items())},

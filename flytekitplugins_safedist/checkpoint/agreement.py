@@ -16,6 +16,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from ..errors import NotInTaskError
 from ..handoff import Slot
@@ -86,16 +87,23 @@ class Agreement:
 
     def __init__(self, page: RankPage) -> None:
         self.page = page
-        self._members: dict[object, bool] = {}
+        self._members: dict[object, tuple[bool, Callable[[], object]]] = {}
         self._save: AgreedSave | None = None
         self._pending: set[object] = set()
 
-    def at(self, member: object, step: int, *, by_itself: bool) -> AgreedSave | None:
-        """Say that ``step`` is done. If ``member`` is to save after it: why; call :meth:`over` when that is done."""
+    def at(self, member: object, step: int, *, by_itself: bool, settle: Callable[[], object]) -> AgreedSave | None:
+        """Say that ``step`` is done. If ``member`` is to save after it: why; call :meth:`over` when that is done.
+
+        Args:
+            member: who says so.
+            step: as for :meth:`~..rank.shared_page.RankPage.at`.
+            by_itself: whether it saves without being forced to.
+            settle: returns when nothing of it is in flight; called before this rank stands still.
+        """
         if not self._members:
             self.page.take_part(step)
-        self._members[member] = by_itself
-        savers = {each for each, saves in self._members.items() if saves} or {*self._members}
+        self._members[member] = by_itself, settle
+        savers = {each for each, (saves, _) in self._members.items() if saves} or {*self._members}
         if member not in savers:
             return None
         save = self.page.at(step)
@@ -121,10 +129,13 @@ class Agreement:
 
     def _end(self) -> None:
         save, self._save, self._pending = self._save, None, set()
-        if save is not None:
-            self.page.finish(save.call)
-            if save.urgent:
-                self.page.stand_still()
+        if save is None:
+            return
+        for _, settle in self._members.values() if save.urgent else ():
+            settle()  # one that does not save now may have a save in flight, which would be lost
+        self.page.finish(save.call)
+        if save.urgent:
+            self.page.stand_still()
 
 
 _OF_RANK: Slot[Agreement] = Slot()

@@ -1,8 +1,9 @@
 """A save's files: torch.distributed.checkpoint's own format, written and read by us, and nothing in it is unpickled.
 
-Each rank writes its pieces into one file, with a table of what is in it at the end. Rank 0 reads these tables from the
-place, which shows that it sees what all have written, and makes the manifest of them; and ``.metadata``, which torch's
-tools want. Each item has a CRC-32, taken as it is written and compared as it is read. Imports torch, as :mod:`.pieces`.
+Each rank writes its pieces into one file (plain values as JSON, and once more as torch's tools want them), with a table
+of what is in it at the end. Rank 0 reads these tables from the place, which shows that it sees what all have written,
+and makes the manifest of them; and ``.metadata``, which torch's tools want. Each item has a CRC-32, taken as it is
+written and compared as it is read. Imports torch, as :mod:`.pieces`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from ..errors import CheckpointError
 from .group import JobRanks
 from .pieces import Path, Piece, dtype_of, flat, parts, without_autograd
 from .saves import MANIFEST, DamagedError, Manifest, read_manifest
-from .state import from_bytes, path_of, targets, tree_of
+from .state import is_trained, path_of, targets, tree_of
 from .store import Store, crc32
+from .values import from_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +82,19 @@ def write(pieces: Sequence[Piece], store: Store, save: str, part: str) -> list[i
     store.make(save)  # another rank may have made it, and this node may not see that yet
     with store.part(f"{save}/{part}") as file:
         for piece in pieces:
-            at = file.begin()
+            at, kind = file.begin(), list[Any]()
             if piece.size is None:
+                torch.save(from_bytes(piece.data), file)
+                for_tools = at, file.size - at
+                at, kind = file.begin(), [None, None, [], []]
                 file.write(piece.data)
-                kind: list[Any] = [None, None, [], []]
             else:
                 torch.save(piece.data, file)
-                kind = [piece.size, str(piece.data.dtype), piece.offsets, [*piece.data.shape]]
-            table.append([piece.path, *kind, at, file.size - at, file.crc])
+                for_tools, kind = (
+                    (at, file.size - at),
+                    [piece.size, str(piece.data.dtype), piece.offsets, [*piece.data.shape]],
+                )
+            table.append([piece.path, *kind, at, file.size - at, file.crc, for_tools])
         at = file.begin()
         file.write(json.dumps(table).encode())
         return [file.size, at, file.crc]
@@ -106,16 +113,17 @@ def commit(store: Store, save: str, draft: Manifest, tables: Mapping[str, list[i
         CheckpointError: rank 0 does not see a file; or the pieces do not make up the tensors.
     """
     sizes = {part: size for part, (size, _, _) in tables.items()}
-    items: dict[str, dict[str, Any]] = {}
+    items, for_tools = dict[str, dict[str, Any]](), dict[tuple[str, int], Any]()
     for part, table in zip(tables, _read_tables(store, save, tables), strict=True):
-        for path, size, dtype, offsets, shape, at, length, crc in table:
+        for path, size, dtype, offsets, shape, at, length, crc, torchs in table:
             item = items.setdefault(json.dumps(path), {"path": path, "size": size, "dtype": dtype, "chunks": []})
             if (size, dtype) != (item["size"], item["dtype"]):
                 raise CheckpointError("ranks hold tensors of different sizes under one name", where={"state": path})
             item["chunks"].append([offsets, shape, part, at, length, crc])
+            for_tools[part, at] = torchs
     store.make(save)  # of nothing at all no rank has written
     with store.part(f"{save}/{METADATA}") as file:
-        file.write(_for_torchs_tools([*items.values()]))
+        file.write(_for_torchs_tools([*items.values()], for_tools))
     manifest = replace(draft, sizes={**sizes, METADATA: file.size}, items=[*items.values()], torch=torch.__version__)
     store.put(f"{save}/{MANIFEST}", manifest.to_bytes())
 
@@ -138,8 +146,13 @@ def _read_tables(store: Store, save: str, tables: Mapping[str, list[int]]) -> li
     return [json.loads(data) for data in found]
 
 
-def _for_torchs_tools(items: Sequence[Mapping[str, Any]]) -> bytes:
-    """torch's own record of a save. Made by its planner, which sees to it that the chunks make up the tensors."""
+def _for_torchs_tools(items: Sequence[Mapping[str, Any]], where: Mapping[tuple[str, int], Any]) -> bytes:
+    """torch's own record of a save. Made by its planner, which sees to it that the chunks make up the tensors.
+
+    Args:
+        items: as in the manifest.
+        where: what torch is to read for the chunk at this place of this file: offset and length.
+    """
     writes, stored, paths = [], {}, {}
     for item in items:
         path = path_of(item["path"])
@@ -147,7 +160,7 @@ def _for_torchs_tools(items: Sequence[Mapping[str, Any]]) -> bytes:
         paths[name] = tuple(
             (int if key[0] == "tuple" else str)(key[1]) if isinstance(key, tuple) else key for key in path
         )
-        for offsets, sizes, part, at, length, _ in item["chunks"]:
+        for offsets, sizes, part, at, *_ in item["chunks"]:
             index = MetadataIndex(name, offsets if size is not None else None)
             data, kind = None, WriteItemType.BYTE_IO
             if size is not None:
@@ -159,7 +172,7 @@ def _for_torchs_tools(items: Sequence[Mapping[str, Any]]) -> bytes:
                     "two values have one name, joined by dots, or two ranks one piece", where={"state": name}
                 )
             writes.append(WriteItem(index, kind, tensor_data=data))
-            stored[index] = torch_inside.storage_info(part, at, length)
+            stored[index] = torch_inside.storage_info(part, *where[part, at])
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     _, metadata = planner.create_global_plan([SavePlan(writes), SavePlan([])])  # of one plan torch does not count
     return pickle.dumps(replace(metadata, planner_data=paths, storage_data=stored))
@@ -169,18 +182,26 @@ def _for_torchs_tools(items: Sequence[Mapping[str, Any]]) -> bytes:
 class SavedFiles:
     """One save; each item is compared with its digest as it is read.
 
+    Args:
+        store: where.
+        save: its directory.
+        state: what is restored of it.
+        ranks: that restore.
+
     Attributes:
         manifest: its own.
         items: by path.
 
     Raises:
         DamagedError: it has no whole manifest.
+        CheckpointError: it is whole, and not of this state.
     """
 
-    def __init__(self, store: Store, save: str) -> None:
-        self._store, self._save = store, save
+    def __init__(self, store: Store, save: str, state: Mapping[str, Any], ranks: JobRanks) -> None:
+        self._store, self._save, self._state = store, save, state
         self.manifest = read_manifest(store, save)
         self.items: dict[Path, dict[str, Any]] = {path_of(item["path"]): item for item in self.manifest.items}
+        self._heads = self._names_here(ranks)
 
     def load(self, targets: Mapping[Path, Any]) -> dict[Path, Any]:
         """The values at these paths: tensors are read into what is given here, of others the value is returned.
@@ -230,14 +251,23 @@ class SavedFiles:
         except FileNotFoundError as error:
             raise DamagedError("a part of a save is missing or cut", where=where, seen=str(error)) from error
 
-    def trees(self, state: Mapping[str, Any], ranks: JobRanks) -> dict[str, Any]:
-        """What it holds of the names in the state, for this rank; its own tensors are overwritten.
+    def trees(self) -> dict[str, Any]:
+        """What it holds of the names in the state, for this rank; its own tensors are overwritten. A collective for
+        FSDP1.
 
         Raises:
             DamagedError: it is not whole.
             CheckpointError: it is whole, and not of this state.
         """
-        manifest = self.manifest
+        heads = self._heads
+        items = {path: item for path, item in self.items.items() if path[0] in heads.values()}
+        values = self.load(targets(self._state, heads, items))
+        found = tree_of(values) if values else {}
+        return {name: found[head] for name, head in heads.items()}
+
+    def _names_here(self, ranks: JobRanks) -> dict[str, str]:
+        """Of the state's names those that are restored, with their names in the save."""
+        manifest, state = self.manifest, self._state
         if missing := {*state} - {*manifest.names}:
             raise CheckpointError(
                 "the save does not hold what is to be resumed",
@@ -247,17 +277,19 @@ class SavedFiles:
                 hint="give restore() names that save() was given; add new ones after it",
             )
         own = [name for name in state if name in manifest.per_rank]
-        if own and manifest.world_size != ranks.size and ranks.rank == 0:
-            logger.warning(
-                f"{', '.join(own)}: not restored, for {manifest.world_size} ranks have saved their own, and there are "
-                f"{ranks.size} now"
+        if not own or manifest.world_size == ranks.size:
+            return {name: f"{name}@{ranks.rank}" if name in own else name for name in state}
+        seen = f"{manifest.world_size} ranks have saved their own, and there are {ranks.size} now"
+        if trained := [name for name in own if is_trained(state[name])]:
+            raise CheckpointError(
+                "models and optimizers of which each rank has its own fit as many ranks as have saved them",
+                where={"state": ", ".join(trained)},
+                seen=seen,
+                hint="resume with as many ranks, or leave these names out of the state to begin them anew",
             )
-        heads = {name: f"{name}@{ranks.rank}" if name in own else name for name in state}
-        heads = {name: head for name, head in heads.items() if name not in own or manifest.world_size == ranks.size}
-        items = {path: item for path, item in self.items.items() if path[0] in heads.values()}
-        values = self.load(targets(state, heads, items))
-        found = tree_of(values) if values else {}
-        return {name: found[head] for name, head in heads.items()}
+        if ranks.rank == 0:
+            logger.warning(f"{', '.join(own)}: not restored, for {seen}")
+        return {name: name for name in state if name not in own}
 
 
 def _tensor(data: bytes, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:

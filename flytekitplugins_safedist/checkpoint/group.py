@@ -158,7 +158,9 @@ def _told(error: BaseException) -> str:
 
 def failed_elsewhere(rank: int, seen: str) -> CheckpointError:
     """The error of a rank that fails because another one has."""
-    return CheckpointError("a rank could not do its part of a checkpoint", where={"rank": rank}, seen=seen).echoing()
+    error = CheckpointError("a rank could not do its part of a checkpoint", where={"rank": rank}, seen=seen)
+    error.of_another = True
+    return error
 
 
 def failure_of(work: Callable[[], object]) -> BaseException | None:

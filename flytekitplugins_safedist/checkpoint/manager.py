@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from ..compat import before_threads_end
 from ..errors import CheckpointError, ConfigError, NotInTaskError, Problem
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _SAY_AFTER_SECONDS = 1.0
 """A wait for the save before is said in the log from here on."""
+_LATEST: WeakValueDictionary[str, Checkpoints] = WeakValueDictionary()
+"""Who has saved last at each place, of this process."""
 _LAST_SECONDS = 10.0
 """How long a rank that raises lets its save in flight go on: the others write on as long, and then it is committed."""
 
@@ -85,7 +88,9 @@ class Checkpoints:
         self._answer = (-1, False)  # to the last question whether to save
         self._count = 0  # saves that this process has committed
         self._saved: int | None = None  # the newest step in the own place, as far as is known
-        self._newest = -1  # the time in the name of the newest save there; rank 0's
+        self._mine: list[str] = []  # saves that this process has begun; rank 0's, as are
+        self._damaged: set[str] = set()  # saves that it has passed over, and
+        self._stranger: Checkpoints | str | None = None  # who else saves at this place meanwhile
         self._back_to: int | None = None  # the step that the user has gone back to, and
         self._needed: str | None = None  # the save of it
         self.latest: int | None = None
@@ -125,6 +130,7 @@ class Checkpoints:
                 )
                 return saves.step_of(name) + 1
             damaged.append(f"{name}: {damage}")
+            self._damaged.add(name)
             self._say(f"{source.url}/{name} is passed over: {damage}", logging.WARNING)
         if damaged or step is not None:
             raise CheckpointError(
@@ -190,8 +196,6 @@ class Checkpoints:
             logger.warning(f"the last save before the pod leaves failed: {type(error).__name__}: {error}")
         finally:
             if self._agreement and agreed:
-                if self._mark and agreed.urgent:
-                    self._mark.remove()
                 self._agreement.over(self)
 
     @context.saving()
@@ -255,6 +259,12 @@ class Checkpoints:
             self._say(f"{because} waits for the save before, which is still being written")
             wait([self._save], seconds)
 
+    def _settle(self) -> None:
+        """Return when nothing is in flight: this pod leaves, and nothing more will be saved."""
+        self._drain("leaving")
+        if self._mark is not None:
+            self._mark.remove()
+
     # --- when ---------------------------------------------------------------------------------------------------------
     def _is_agreed(self, step: int) -> bool:
         """Whether the agents have agreed on a save after this step, or after one before that is still to be made."""
@@ -263,7 +273,7 @@ class Checkpoints:
         page, rank = self._agreement.page, context.current_rank()
         if self._mark is None and rank.rank == 0 and rank.nnodes == 1 and page.preemption_seconds:
             self._mark = agreement.Mark(page, self._use(places.find(self._facts)))
-        agreed = self._agreement.at(self, step, by_itself=self._every is not None)
+        agreed = self._agreement.at(self, step, by_itself=self._every is not None, settle=self._settle)
         if agreed is None or agreed.urgent or self._ask_rank_0(step):
             return agreed is not None
         self._agreement.over(self)
@@ -302,7 +312,6 @@ class Checkpoints:
         if self._agreement is not None:
             agreement.wait_for_others(store, self._agreement.page.preemption_seconds)
         names = saves.committed(store)
-        self._newest = max(self._newest, *map(saves.time_of, names), 0)
         if not names and self._resume_from is not None:
             source = places.of_execution(self._facts, self._resume_from)
             names = saves.committed(Store(source))
@@ -313,7 +322,8 @@ class Checkpoints:
                 )
         if step is not None:
             # This job, started again, goes on with what it has saved since it went back.
-            since = takewhile(lambda name: self._has_gone_back(store, name, step), names if self._job else ())
+            own = names if self._job and source is None else ()
+            since = takewhile(lambda name: self._has_gone_back(store, name, step), own)
             names = [*since, *(name for name in names if saves.step_of(name) == step)]
         return {"place": store.url, "source": source, "names": names}
 
@@ -321,7 +331,7 @@ class Checkpoints:
         try:
             manifest = saves.read_manifest(store, name)
         except DamagedError:
-            return False
+            return True  # it is passed over when it is loaded; the one before may be of this branch
         return (manifest.job, manifest.back_to) == (self._job, step)
 
     def _load(self, source: Store, name: str, state: MutableMapping[str, Any]) -> str | None:
@@ -333,13 +343,25 @@ class Checkpoints:
         from . import dcp
         from . import state as states
 
-        ranks, trees, call = self._meet(), dict[str, Any](), "Checkpoints.restore"
-        failure = failure_of(lambda: trees.update(dcp.SavedFiles(source, name).trees(state, ranks)))
+        saved, trees = list[dcp.SavedFiles](), dict[str, Any]()
+        # All agree before each call of torch's that is a collective: who has failed alone would not come to it.
+        damage = self._damage(lambda: saved.append(dcp.SavedFiles(source, name, state, self._meet())))
+        damage = damage or self._damage(lambda: trees.update(saved[0].trees()))
+        if damage is None:
+            for part in states.hand_out(state, trees):
+                self._meet().agree("Checkpoints.restore", failure=failure_of(part))
+        return damage
+
+    def _damage(self, work: Callable[[], object]) -> str | None:
+        """What is wrong with a save as ``work`` finds it, in any rank. A collective."""
+        failure = failure_of(work)
         damage = str(failure) if isinstance(failure, DamagedError) else None
-        failure = None if damage else failure
-        first: str | None = ranks.agree(call, damage, lambda each: next(filter(None, each), None), failure=failure)
-        if first is None:
-            ranks.agree(call, failure=failure_of(lambda: states.hand_out(state, trees)))
+        first: str | None = self._meet().agree(
+            "Checkpoints.restore",
+            damage,
+            lambda each: next(filter(None, each), None),
+            failure=None if damage else failure,
+        )
         return first
 
     def _resume(self, name: str, step: int | None, *, is_here: bool) -> None:
@@ -391,13 +413,37 @@ class Checkpoints:
         if self._saved == steps[0]:
             return None
         store = self._use(places.find(self._facts))
-        if self._newest < 0:  # nothing was restored
-            self._newest = max(map(saves.time_of, saves.committed(store)), default=0)
+        self._refuse_strangers(store.url)
+        newest = saves.time_of(self._mine[-1]) if self._mine else saves.newest_time(store)
         if self._count == 0:
             places.leave_pointer(self._facts, store.url)
-        name = saves.new_name(steps[0], after=self._newest)
-        self._newest = saves.time_of(name)
-        return {"place": store.url, "name": name}
+        self._mine.append(saves.new_name(steps[0], after=newest))
+        return {"place": store.url, "name": self._mine[-1]}
+
+    def _refuse_strangers(self, url: str) -> None:
+        """In rank 0: raise CheckpointError where somebody else saves at this place, too: each removes the other's
+        saves, and a restart goes on from either's."""
+        before = _LATEST.get(url)
+        if before is not None and before is not self:
+            before._stranger = self
+        _LATEST[url] = self
+        if self._stranger is not None:
+            other = self._stranger if isinstance(self._stranger, str) else "another Checkpoints of this task"
+            raise CheckpointError(
+                "two save at one place: each removes the other's saves, and a restart goes on from either's",
+                where={"place": url},
+                seen=f"saves of {other}, since this one's first",
+                hint='give each a place of its own: Checkpoints("s3://bucket/run-7/best", every=None)',
+            )
+
+    def _meet_stranger(self, store: Store, name: str) -> None:
+        """In rank 0: see whose save it is that was not there when this life began. One of an earlier attempt of this
+        job, whose pod is cut off and goes on, is passed over: it is the same training."""
+        job = saves.read_manifest(store, name).job
+        if job and self._job and job != self._job:
+            self._stranger = f"job {job}"
+        elif self._is_to_say:
+            logger.warning(f"somebody else saves at {store.url}, too: {name}. Each removes the other's saves")
 
     def _write(self, failure: BaseException | None, store: Store, name: str, draft: Manifest, still: float) -> None:
         """Write this rank's part, and in rank 0 commit the save. A collective of the threads that write."""
@@ -417,8 +463,8 @@ class Checkpoints:
             self._say(
                 f"the save of step {draft.step} failed, what was committed before stays: {error}", logging.WARNING
             )
-            if ranks.rank == 0:
-                self._clear(lambda: saves.discard(store, name))
+            part = dcp.part_of(ranks.rank)
+            self._clear(lambda: saves.discard(store, name) if ranks.rank == 0 else store.withdraw(name, part))
             raise
         self.latest = self._saved = draft.step
         self._count += 1
@@ -426,7 +472,12 @@ class Checkpoints:
             took = f"training stood still for {still:.3f} s, written in {time.monotonic() - began:.1f} s"
             if self._is_to_say:
                 logger.info(f"step {draft.step} in {store.url}/{name} is committed, save {self._count}; {took}")
-            self._clear(lambda: saves.prune(store, name, self._keep, self._needed))
+            self._clear(lambda: self._prune(store))
+
+    def _prune(self, store: Store) -> None:
+        needed = () if self._needed is None else (self._needed,)
+        for name in saves.prune(store, self._keep, self._mine, needed, self._damaged)[:1]:
+            self._meet_stranger(store, name)
 
     @property
     def _is_to_say(self) -> bool:

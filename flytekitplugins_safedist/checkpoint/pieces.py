@@ -20,13 +20,14 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError
 from .group import JobRanks, failure_of
+from .store import crc32
 
 Path = tuple[Any, ...]
 """Of a value in the tree that a state is: text for a key of a dict, a number for an index of a list, and ("tuple", n)
 or ("key", n) for the index of a tuple and for a key that is a number."""
 
-_END_BYTES = 1024
-"""Of a tensor, compared as they are: the first and the last so many."""
+_WORDS = 1024
+"""Of 8 bytes: the length of the rows that a tensor is laid out in to be summed."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,7 +68,6 @@ class Piece:
         holders: all ranks that hold this very piece; () where no rank knows the others.
         size: of the whole tensor; None of a value.
         offsets: of the part in it.
-        mark: of a value's content. A tensor's is taken where it is needed.
     """
 
     path: Path
@@ -75,7 +75,6 @@ class Piece:
     holders: tuple[int, ...]
     size: tuple[int, ...] | None = None
     offsets: tuple[int, ...] = ()
-    mark: int = 0
 
     @property
     def name(self) -> str:
@@ -109,12 +108,12 @@ def parts(value: Any) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
 
 
 def pieces_of(path: Path, value: Any, ranks: JobRanks, holders: tuple[int, ...]) -> Iterator[Piece]:
-    """The pieces of a tensor that this rank holds; of one of nothing its size is all there is, and rank 0 says it."""
+    """The pieces of a tensor that this rank holds; of one of nothing its size is all there is, and one rank says it."""
     size = tuple(value.size())
     if math.prod(size):
         yield from (Piece(path, part, holders, size, at) for at, part in parts(value) if part.numel())
-    elif ranks.rank == 0:
-        yield Piece(path, torch.empty(size, dtype=value.dtype, device="cpu"), (0,), size, (0,) * len(size))
+    elif ranks.rank == (0 if is_part(value) else holders[0]):
+        yield Piece(path, torch.empty(size, dtype=value.dtype, device="cpu"), (ranks.rank,), size, (0,) * len(size))
 
 
 def holders_of(value: Any, ranks: JobRanks) -> tuple[int, ...]:
@@ -133,23 +132,30 @@ def holders_of(value: Any, ranks: JobRanks) -> tuple[int, ...]:
 
 # --- alike ------------------------------------------------------------------------------------------------------------
 def marks(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """A number for the content of each: of its sum, taken on the device as of whole numbers, and of its ends."""
-    samples, numbers = [_sample(tensor) for tensor in tensors], [0] * len(tensors)
-    for device in {sample.device for sample in samples}:
-        here = [index for index, sample in enumerate(samples) if sample.device == device]
-        data, at = torch.cat([samples[index] for index in here]).cpu().numpy().tobytes(), 0  # one wait for the device
-        for index in here:
-            numbers[index] = zlib.crc32(data[at : at + len(samples[index])])
-            at += len(samples[index])
-    return numbers
+    """A number for the content of each: of its type, and of its bytes, or of their :func:`sums`."""
+    numbers = [zlib.crc32(str(tensor.dtype).encode()) for tensor in tensors]
+    samples = {index: _sample(tensor) for index, tensor in enumerate(tensors)}
+    for device in {sample.device for sample in samples.values()} - {torch.device("cpu")}:
+        here = [index for index, sample in samples.items() if sample.device == device]
+        lengths = [len(samples[index]) for index in here]
+        fetched = torch.cat([samples[index] for index in here]).cpu()  # one wait for the device
+        samples.update(zip(here, fetched.split(lengths), strict=True))
+    return [crc32(samples[index].numpy(), number) for index, number in enumerate(numbers)]
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
     octets = tensor.detach().contiguous().flatten().view(torch.uint8)
-    if octets.storage_offset() % 8:
-        octets = octets.clone()
-    total = octets[: len(octets) // 8 * 8].view(torch.int64).sum().reshape(1).view(torch.uint8)
-    return torch.cat([total, octets[:_END_BYTES], octets[-_END_BYTES:]])
+    return octets if octets.device.type == "cpu" else sums(octets)
+
+
+def sums(octets: torch.Tensor) -> torch.Tensor:
+    """What is fetched from a device for the bytes of a tensor: the sums of its rows of 8 KiB and of their columns,
+    which show the places of its numbers, too; and what fills no row."""
+    end = len(octets) // (_WORDS * 8) * _WORDS * 8
+    if not end:
+        return octets
+    rows = (octets.clone() if octets.storage_offset() % 8 else octets)[:end].view(torch.int64).view(-1, _WORDS)
+    return torch.cat([rows.sum(0).view(torch.uint8), rows.sum(1).view(torch.uint8), octets[end:]])
 
 
 def to_write(pieces: Sequence[Piece], ranks: JobRanks, call: str, failure: BaseException | None) -> list[Piece]:
@@ -174,7 +180,8 @@ def _sets(pieces: Sequence[Piece]) -> dict[str, list[Any]]:
     numbers = iter(marks([piece.data for piece in pieces if piece.size is not None]))
     sets: dict[str, list[Any]] = {}
     for piece in pieces:
-        number, size = (piece.mark, len(piece.data)) if piece.size is None else (next(numbers), piece.data.nbytes)
+        of_value = piece.size is None
+        number, size = (zlib.crc32(piece.data), len(piece.data)) if of_value else (next(numbers), piece.data.nbytes)
         sets.setdefault(",".join(map(str, piece.holders)), []).append([piece.name, number, size])
     return {key: sorted(held) for key, held in sets.items()}
 

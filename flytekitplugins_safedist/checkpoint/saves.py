@@ -12,6 +12,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -122,6 +123,11 @@ def committed(store: Store) -> list[str]:
     return sorted((name for name, files in _directories(store) if MANIFEST in files), key=time_of, reverse=True)
 
 
+def newest_time(store: Store) -> int:
+    """The latest milliseconds in a name, of a save that is whole or perhaps still written; 0 where there is none."""
+    return max((time_of(name) for name, _ in _directories(store)), default=0)
+
+
 def _directories(store: Store) -> list[tuple[str, set[str]]]:
     """The directories of saves, whole or not, with what is in each. What has another name is somebody else's."""
     return [(name, files) for name, files in store.saves().items() if _SAVE.fullmatch(name)]
@@ -145,13 +151,35 @@ def discard(store: Store, name: str) -> None:
     store.remove(name)
 
 
-def prune(store: Store, newest: str, keep: int | None, needed: str | None) -> None:
-    """Remove all but the newest ``keep`` saves of a place, and what crashes have left; never what is ``needed``."""
-    whole = 0
-    for name, files in sorted(_directories(store), key=lambda each: time_of(each[0]), reverse=True):
-        is_whole = MANIFEST in files
-        whole += is_whole
-        # What has no manifest and is newer is perhaps being written, by the next save.
-        stays = keep is None or whole <= keep if is_whole else time_of(name) >= time_of(newest)
-        if not stays and name not in (newest, needed):
-            discard(store, name)
+def prune(
+    store: Store, keep: int | None, mine: Sequence[str], needed: Collection[str], damaged: Collection[str]
+) -> list[str]:
+    """Remove all but the newest ``keep`` saves of a place, and what earlier lives of the job have left.
+
+    Args:
+        store: the place.
+        keep: how many saves stay; None: all.
+        mine: the names of this life's saves, in their order; the last of them stays.
+        needed: what stays in any case.
+        damaged: saves that are known not to be whole: they do not count.
+
+    Returns:
+        Saves that somebody else has committed since this life's first one was begun, the newest first.
+
+    Raises:
+        CheckpointError, OSError: something cannot be removed; what can be is.
+    """
+    count, failures, began = 0, list[Exception](), time_of(mine[0])
+    there = sorted(_directories(store), key=lambda each: time_of(each[0]), reverse=True)
+    for name, files in there:
+        # What has no manifest, and is not older, is perhaps being written.
+        stays = keep is None or count < keep if MANIFEST in files else time_of(name) >= began
+        count += MANIFEST in files and name not in damaged
+        if not stays and name != mine[-1] and name not in needed:
+            try:
+                discard(store, name)
+            except Exception as error:
+                failures.append(error)
+    if failures:
+        raise failures[0]
+    return [name for name, files in there if MANIFEST in files and time_of(name) > began and name not in mine]

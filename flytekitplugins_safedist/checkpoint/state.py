@@ -8,10 +8,7 @@ ranks it is sharded. Imports torch, as :mod:`.pieces`.
 from __future__ import annotations
 
 import contextlib
-import io
-import pickle
-import sys
-import zlib
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from itertools import pairwise, zip_longest
@@ -38,6 +35,7 @@ from .pieces import (
     pieces_of,
     without_autograd,
 )
+from .values import to_bytes
 
 Items = Mapping[Path, Mapping[str, Any]]
 """What a save holds, by path: see :class:`~.saves.Manifest`."""
@@ -92,58 +90,6 @@ def _mapped(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return change(tree, *others)
 
 
-# --- plain values -----------------------------------------------------------------------------------------------------
-def to_bytes(value: Any, name: str) -> tuple[bytes, int]:
-    """A value that is no tensor, as bytes that :func:`from_bytes` takes (it is tried), and a number for its content.
-
-    Raises:
-        CheckpointError: it cannot be loaded again.
-    """
-    try:
-        with contextlib.suppress(Exception):
-            return _to_bytes(value)
-        generic = getattr(sys.modules.get("numpy"), "generic", ())
-        return _to_bytes(_mapped(lambda each: each.item() if isinstance(each, generic) else each, value))
-    except Exception as error:
-        inside = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-        )
-        for key, inner in inside:
-            to_bytes(inner, f"{name}.{key}")  # raises for the very one
-        raise CheckpointError(
-            "this value cannot be loaded again without unpickling",
-            where={"state": name},
-            seen=f"{type(value).__module__}.{type(value).__qualname__}: {str(error).partition(chr(10))[0][:200]}",
-            expected="tensors, numbers, text, bytes, None, and dicts, lists and tuples of these",
-            hint="save it as one of these (of an array: torch.from_numpy(array), or array.tolist())",
-        ) from error
-
-
-def _to_bytes(value: Any) -> tuple[bytes, int]:
-    content, file = io.BytesIO(), io.BytesIO()
-    pickler = _Content(content)
-    pickler.fast = True  # what is one object twice in one rank may be two in another
-    pickler.dump(value)
-    torch.save(value, file)
-    from_bytes(file.getvalue())
-    return file.getvalue(), zlib.crc32(content.getbuffer())
-
-
-def from_bytes(data: bytes) -> Any:
-    """The inverse of :func:`to_bytes`; nothing is unpickled but torch's own types."""
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
-
-class _Content(pickle.Pickler):
-    """The same bytes for values that are alike. Refuses a tensor of which this rank holds a part: it would pass for all
-    of it."""
-
-    def persistent_id(self, value: Any) -> Any:
-        if is_part(value):
-            raise TypeError("a sharded tensor in what is saved by one rank")
-        return (value.shape, marks([value])) if is_tensor(value) else None
-
-
 # --- models and optimizers --------------------------------------------------------------------------------------------
 def _is_model(value: Any) -> bool:
     return isinstance(value, torch.nn.Module)
@@ -155,6 +101,11 @@ def _is_optimizer(value: Any) -> bool:
 
 def _is_fsdp1(model: torch.nn.Module | None) -> bool:
     return model is not None and any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+
+
+def is_trained(value: Any) -> bool:
+    """Whether it is a model or an optimizer."""
+    return _is_model(_inner(value)) or _is_optimizer(_inner(value))
 
 
 def _has_state(value: Any) -> bool:
@@ -286,21 +237,38 @@ def collect(state: Mapping[str, Any], ranks: JobRanks, *, of_models: bool) -> li
         CheckpointError: something could not be loaded again; names it.
     """
 
-    def is_of_models(name: str) -> bool:
-        return _is_model(state[name]) or (_is_optimizer(state[name]) and _model_of(name, state) is not None)
-
-    return [piece for name in state if is_of_models(name) == of_models for piece in _pieces(name, state, ranks)]
+    trees = _trees([name for name in state if _is_of_models(name, state) == of_models], state)
+    return [piece for name, tree in trees.items() for piece in _pieces(name, tree, state, ranks)]
 
 
-def _pieces(name: str, state: Mapping[str, Any], ranks: JobRanks) -> Iterator[Piece]:
+def _is_of_models(name: str, state: Mapping[str, Any]) -> bool:
+    """Whether it is saved with what all ranks have of a model."""
+    return _is_model(state[name]) or (_is_optimizer(state[name]) and _model_of(name, state) is not None)
+
+
+def _in_order(names: Iterable[str], state: Mapping[str, Any]) -> list[str]:
+    """The names, those first whose trees are collectives: a rank that fails in another one has come to all of these.
+    Then models: what lies in a model's memory, too, is read into other memory."""
+
+    def is_collective(name: str) -> bool:
+        value = state[name]
+        return _is_fsdp1(_model_of(name, state) if _is_optimizer(value) else value if _is_model(value) else None)
+
+    return sorted(names, key=lambda name: (not is_collective(name), not _is_model(state[name])))
+
+
+def _trees(names: Iterable[str], state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _tree(name, state) for name in _in_order(names, state)}
+
+
+def _pieces(name: str, tree: Any, state: Mapping[str, Any], ranks: JobRanks) -> Iterator[Piece]:
     value, me = state[name], (ranks.rank,)
     if isinstance(value, of_rank_0) and ranks.rank:
         return
     own, buffers = isinstance(value, per_rank), _buffers_of_rank_0(value) if _is_model(value) else set()
-    for path, leaf in leaves(_tree(name, state), (f"{name}@{ranks.rank}" if is_own(value) else name,)):
+    for path, leaf in leaves(tree, (f"{name}@{ranks.rank}" if is_own(value) else name,)):
         if not is_tensor(leaf) or (own and is_part(leaf)):
-            data, mark = to_bytes(leaf, flat(path))
-            yield Piece(path, data, me if own else tuple(range(ranks.size)), mark=mark)
+            yield Piece(path, to_bytes(leaf, flat(path)), me if own else tuple(range(ranks.size)))
         elif is_part(leaf) and any(one == "state" and type(other) is tuple for one, other in pairwise(path)):
             raise CheckpointError(
                 "the state of a sharded optimizer has numbers in the place of names: a restore could not shard it",
@@ -334,9 +302,11 @@ def targets(state: Mapping[str, Any], heads: Mapping[str, str], items: Items) ->
     Raises:
         CheckpointError: the save has other tensors than a model here, or of other sizes.
     """
-    into: dict[Path, Any] = {}
-    for name, head in heads.items():
-        value, wanted = state[name], {path: item for path, item in items.items() if path[0] == head}
+    into, memory, wanted_of = dict[Path, Any](), _Memory(), dict[str, dict[Path, Any]]()
+    for path, item in items.items():
+        wanted_of.setdefault(path[0], {})[path] = item
+    for name in _in_order(heads, state):
+        value, wanted = state[name], wanted_of.get(heads[name], {})
         like: dict[Path, Any] = {}
         if _is_optimizer(value) and (model := _model_of(name, state)) is not None:
             like = {(name, "state", *path): each for path, each in leaves(_model_tree(model))}
@@ -350,16 +320,41 @@ def targets(state: Mapping[str, Any], heads: Mapping[str, str], items: Items) ->
         if _is_model(value):
             _refuse_another(name, value, live, wanted)
         for path, item in wanted.items():
-            into[path] = _target(live.get(path), like.get(path[:3]), item, casts=_is_model(value))
+            here = live.get(path)
+            into[path] = _target(here, like.get(path[:3]), item, memory, casts=_is_model(value))
     return into
 
 
-def _target(live: Any, like: Any, item: Mapping[str, Any], *, casts: bool) -> Any:
+class _Memory:
+    """What is read into already. Where two values lie in one memory here and are two in the save (averaged weights that
+    begin as the weights themselves), reading both into it would make one of them the other."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int, Any]] = []
+
+    def take(self, live: Any, item: Mapping[str, Any]) -> bool:
+        """Whether ``item`` may be read into ``live``: nothing is, or the same bytes."""
+        content = [(offsets, crc) for offsets, *_, crc in item["chunks"]]
+        for _, part in parts(live):
+            if not part.numel():
+                continue
+            words = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True)) + 1
+            span = part.data_ptr(), part.data_ptr() + words * part.element_size(), content
+            at = bisect_left(self._spans, span[1], key=lambda each: each[0])  # the first that begins after it
+            before = self._spans[at - 1] if at else (0, 0, None)
+            if before[1] <= span[0]:
+                self._spans.insert(at, span)
+            elif before != span:
+                return False
+        return True
+
+
+def _target(live: Any, like: Any, item: Mapping[str, Any], memory: _Memory, *, casts: bool) -> Any:
     if item["size"] is None:
         return None
     dtype = dtype_of(item["dtype"])
     if _fits(live, item) and (casts or live.dtype == dtype) and (is_part(live) or 0 not in live.stride()):
-        return live
+        return live if memory.take(live, item) else torch.empty_like(live.detach())
     if isinstance(like, torch.Tensor) and _fits(like, item):
         return torch.empty_like(like.detach(), dtype=dtype)
     return torch.empty(item["size"], dtype=dtype, device="cpu")
@@ -378,6 +373,7 @@ def _refuse_another(name: str, model: torch.nn.Module, live: Mapping[Path, Any],
     its extra states are its own affair."""
     buffers = {each.data_ptr() for each in model.buffers()}
     loose = {path for path in (*live, *items) if "_extra_state" in flat(path)}
+    loose |= {path for path in {*live} - loose if not is_tensor(live[path])}
     loose |= {path for path in {*live} - loose if not is_part(live[path]) and live[path].data_ptr() in buffers}
     here = {(flat(path[1:2]), *(() if path in loose else each.size())) for path, each in live.items()}
     there = {(flat(path[1:2]), *(() if path in loose else item["size"] or ())) for path, item in items.items()}
@@ -391,39 +387,56 @@ def _refuse_another(name: str, model: torch.nn.Module, live: Mapping[Path, Any],
         )
 
 
-@without_autograd
-def hand_out(state: MutableMapping[str, Any], trees: Mapping[str, Any]) -> None:
-    """Load what was read: objects load, plain values are filled in or replaced. Then see that models and optimizers
-    hold it. A collective for FSDP1.
+def hand_out(state: MutableMapping[str, Any], trees: Mapping[str, Any]) -> list[Callable[[], None]]:
+    """What is to be done to load what was read, part by part: objects load, plain values are filled in or replaced;
+    then models and their optimizers load; then it is seen that these hold it. The latter are collectives for FSDP1.
 
-    Raises:
-        CheckpointError: one does not.
+    Each part raises CheckpointError where it cannot be done.
     """
-    read_back = [name for name in trees if _is_model(_inner(state[name])) or _is_optimizer(_inner(state[name]))]
-    before = {name: _contents(name, trees[name], {}) for name in read_back}
-    for name, tree in trees.items():
-        value = state[name]
-        inner = _inner(value)
-        if _is_model(inner):
-            _load_model(inner, tree)
-        elif _is_optimizer(inner):
-            _load_optimizer(name, state, tree)
-        elif _has_state(inner):
-            inner.load_state_dict(tree)
-        elif isinstance(value, per_rank):
-            value.value = _filled(inner, tree)
-        else:
-            state[name] = _filled(inner, tree)
-    for name in read_back:
-        after = _contents(name, _tree(name, state), before[name])
-        for path in (path for path, content in before[name].items() if after.get(path) != content):
-            raise CheckpointError(
-                "what was loaded is not what was saved: it is not safe to go on",
-                where={"state": path},
-                seen=after.get(path),
-                expected=before[name][path],
-                hint="see how its load_state_dict() changes it, or its step(), which torch may call with lr 0",
-            )
+    names, before = _in_order(trees, state), dict[str, dict[str, Any]]()
+
+    def load(*, of_models: bool) -> None:
+        for name in names:
+            if _is_of_models(name, state) == of_models:
+                if is_trained(state[name]):
+                    before[name] = _contents(name, trees[name], {})
+                _load(name, state, trees[name])
+
+    def read_back() -> None:
+        for name, tree in _trees(before, state).items():
+            _compare(name, tree, before[name])
+
+    parts: list[Callable[[], None]] = [lambda: load(of_models=False), lambda: load(of_models=True), read_back]
+    return [without_autograd(part) for part in parts]
+
+
+def _load(name: str, state: MutableMapping[str, Any], tree: Any) -> None:
+    value = state[name]
+    inner = _inner(value)
+    if _is_model(inner):
+        _load_model(inner, tree)
+    elif _is_optimizer(inner):
+        _load_optimizer(name, state, tree)
+    elif _has_state(inner):
+        inner.load_state_dict(tree)
+    elif isinstance(value, per_rank):
+        value.value = _filled(inner, tree)
+    else:
+        state[name] = _filled(inner, tree)
+
+
+def _compare(name: str, tree: Any, before: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where a model or an optimizer holds something else than was read."""
+    after = _contents(name, tree, before)
+    for path in (path for path, content in before.items() if after.get(path) != content):
+        raise CheckpointError(
+            "what was loaded is not what was saved: it is not safe to go on",
+            where={"state": path},
+            seen=after.get(path),
+            expected=before[path],
+            hint="see how its load_state_dict() changes it, or its step(), which torch may call with lr 0; or whether "
+            "two tensors that were saved apart are one here",
+        )
 
 
 def _contents(name: str, tree: Any, like: Mapping[str, Any]) -> dict[str, Any]:
@@ -432,7 +445,7 @@ def _contents(name: str, tree: Any, like: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         name: of it.
         tree: its own.
-        like: contents; of a tensor that has another type here it is taken as of that one.
+        like: contents; a tensor that has another type here, or lies elsewhere, is taken as it is in these.
     """
     if isinstance(tree, dict) and "param_groups" in tree:
         groups = {
@@ -441,9 +454,13 @@ def _contents(name: str, tree: Any, like: Mapping[str, Any]) -> dict[str, Any]:
         tree = {"state": tree["state"], "groups": dict(sorted(groups.items()))}
     values = {flat(path): leaf for path, leaf in leaves(tree, (name,)) if "_extra_state" not in flat(path)}
     tensors = {key: leaf for key, leaf in values.items() if is_tensor(leaf)}
-    kinds = {key: like[key][0] if type(like.get(key)) is tuple else leaf.dtype for key, leaf in tensors.items()}
-    each_part = {key: [part.to(kinds[key]) for _, part in parts(leaf)] for key, leaf in tensors.items()}
+    wanted = {key: like[key][0] for key in tensors if type(like.get(key)) is tuple}
+    each_part = {
+        key: [part.to(*wanted[key]) if wanted.get(key) else part for _, part in parts(leaf)]
+        for key, leaf in tensors.items()
+    }
     numbers = iter(marks([part for some in each_part.values() for part in some]))
+    kinds = {key: next(((part.device, part.dtype) for part in some), None) for key, some in each_part.items()}
     contents = {key: (kinds[key], [next(numbers) for _ in some]) for key, some in each_part.items()}
     return {key: contents.get(key, repr(leaf)) for key, leaf in values.items()}
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import CheckpointError, FsTimeoutError, PathBlockedError
+from ..failures import Outlook, outlook
 from ..fs import atomic_write, ensure_dir, wait_for
 from ..fs.atomic import fsync_dir
 from ..fs.paths import refresh
-from ..store.errors import Outlook, Retry, judge, one_line
+from ..store.errors import Retry, one_line
 
 crc32: Callable[..., int] = zlib.crc32
 with contextlib.suppress(ImportError):  # not on every machine
@@ -118,6 +119,13 @@ class Store:
             except Exception as error:
                 raise written.failure or error from None
 
+    def withdraw(self, save: str, part: str) -> None:
+        """Remove what one rank has written of a save that has failed; nothing else of it, where others see it."""
+        self.remove(f"{save}/{part}")
+        if self._on_disk:
+            with contextlib.suppress(OSError):  # the others have theirs in it
+                Path(self._path(save)).rmdir()
+
     def put(self, name: str, data: bytes) -> None:
         """Leave or replace a small object, whole and durable."""
         path = self._path(name)
@@ -151,8 +159,10 @@ class Store:
                     raise FileNotFoundError(f"{save}/{missing[0]} is not there with {sizes[missing[0]]} bytes")
                 paths = [self._path(f"{save}/{name}") for name, _, _ in batch]
                 begins, ends = [at for _, at, _ in batch], [at + length for _, at, length in batch]
-                read = partial(self._fs.cat_ranges, paths, begins, ends, on_error="raise")
-                yield from self._ask(f"read {save}", read) or []
+                found = self._ask(f"read {save}", partial(self._fs.cat_ranges, paths, begins, ends, on_error="raise"))
+                if found is None:
+                    raise FileNotFoundError(f"{save} is being removed")
+                yield from found
             return
         for name, some in itertools.groupby(ranges, lambda each: each[0]):
             path = Path(self._path(f"{save}/{name}"))
@@ -169,8 +179,7 @@ class Store:
         """Remove a file, or a save with all that is in it; what is gone already is no error."""
         path = Path(self._path(name))
         if self._on_disk:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path, onerror=_unless_gone) if path.is_dir() else path.unlink(missing_ok=True)
             return
         for each in [f"{name}/{inner}" for inner in self._list(name)] or [name]:  # rm() takes "[" for a pattern
             self._ask(f"remove {each}", partial(self._fs.rm_file, self._path(each)))
@@ -195,7 +204,7 @@ class Store:
             try:
                 return action()
             except Exception as error:
-                if isinstance(error, NotADirectoryError) or judge(error) is Outlook.MISSING:
+                if isinstance(error, NotADirectoryError) or outlook(error) is Outlook.MISSING:
                     return None
                 pause = None if self._on_disk else retry.pause(error)
                 if pause is None:
@@ -207,6 +216,12 @@ class Store:
                     ) from error
                 logger.info(f"{self.url}: {what} failed: {one_line(error)}; trying again in {pause:.1f} s")
             time.sleep(pause)
+
+
+def _unless_gone(_work: object, _path: str, error: tuple[Any, BaseException, Any]) -> None:
+    """Another rank may remove the same."""
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]
 
 
 def _batches(ranges: Iterable[Range]) -> Iterator[list[Range]]:

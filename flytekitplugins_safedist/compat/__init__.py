@@ -7,6 +7,7 @@ metadata that silently is not there costs more than a job that does not start.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from importlib import metadata
@@ -55,7 +56,8 @@ def gone(what: str, *, of: str) -> IncompatibleVersionError:
 
 def before_threads_end(action: Callable[[], object]) -> None:
     """Have ``action`` called as Python ends, before it ends the threads of ``concurrent.futures``, with which a store's
-    client resolves names. Python's own way, which it has no public name for; without it such a save may fail."""
-    register = getattr(threading, "_register_atexit", None)
+    client resolves names. Python's own way, which it has no public name for; without it such a save may fail. Not in a
+    process that is forked from this one, where no thread does what ``action`` may wait for."""
+    register, pid = getattr(threading, "_register_atexit", None), os.getpid()
     if register is not None:
-        register(action)
+        register(lambda: action() if os.getpid() == pid else None)

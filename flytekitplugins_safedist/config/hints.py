@@ -46,8 +46,8 @@ def hints(plan: Plan, arguments: TaskArguments, image: str | None) -> Iterator[s
     if needs_image and (not image or _DEFAULT_IMAGE.fullmatch(image)):
         what = f"the image {image} is flytekit's default one" if image else "no image is named: flytekit's is taken"
         yield (
-            f"{what}. It has no safedist-execute, the command of every pod: none would start. Build one with this "
-            "package and the training's own, and name it with container_image= of @task, or --image: the README's "
+            f"{what}. It does not contain safedist-execute, so the pods cannot start. Fix: build an image with this "
+            "package and your training packages, and name it with container_image= of @task, or --image: the README's "
             '"Install" shows an ImageSpec'
         )
 

@@ -311,11 +311,13 @@ def why_no_restart(before: Sequence[Outcome], outcome: Outcome, rules: Rules) ->
     causes = [each.cause for each in before if each.cause is not None]
     steps = [each.step for each in (*causes, cause)][-_STANDSTILL:]
     if cause.repeats and not (goes_on and cause.is_machines):
-        why = f"{cause.name} would repeat: a restart cannot help"
+        why = f"the same {cause.name} would come again"
     elif rules.max_restarts == 0:
         why = "max_restarts=0"
     elif len(before) >= rules.max_restarts:
         why = f"all {rules.max_restarts} restart(s) of max_restarts are spent"
+        if all(each.name == cause.name for each in causes):
+            why += f", and it was {cause.name} each time"
     elif cause.place and any(each.place == cause.place for each in causes):
         why = f"{cause.place} has failed before: it is the code or the data, and a restart cannot help"
     elif len(steps) == _STANDSTILL and min(steps) >= 0 and max(steps) == steps[0] and not goes_on:

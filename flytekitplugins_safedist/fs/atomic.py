@@ -47,21 +47,18 @@ def atomic_write(
         FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was.
     """
     target = Path(path)
-    with made_aside(target, durable=False) as draft:
+    with made_aside(target, durable=durable) as draft:
         handle = retry_os_call(lambda: _create(draft, target, permissions), draft, "create the file")
-        raw = _Raw(handle, draft, durable=durable)
+        raw = _Raw(handle, draft)
         buffered = io.BufferedWriter(raw, _BUFFER)
         file: IO[Any] = buffered if mode == "wb" else io.TextIOWrapper(buffered, encoding=encoding)
         try:
             yield file
             file.close()
         except BaseException:
-            raw.durable = False  # and raw first: what could not be written is not tried again by the buffer's close
-            with contextlib.suppress(FsError):
+            with contextlib.suppress(FsError):  # raw first: the buffer's close would write again what could not be
                 raw.close()
             raise
-    if durable:
-        fsync_dir(target.parent)
 
 
 @contextmanager
@@ -98,7 +95,7 @@ def made_aside(target: Path, *, durable: bool) -> Iterator[Path]:
         status = retry_os_call(draft.lstat, draft, "look at what was to be written")
         if durable:
             fsync_tree(draft)
-        _rename(draft, target, status.st_ino)
+        _rename(draft, target, status)
     except BaseException:
         discard(draft)
         raise
@@ -128,29 +125,27 @@ def discard(place: Path) -> None:
 
 
 class _Raw(io.FileIO):
-    """A file whose errors say what they mean, and that is on stable storage, if ``durable``, when it is closed."""
+    """A file whose errors say what they mean: of the file system alone, not of the code that writes."""
 
-    def __init__(self, handle: int, path: Path, *, durable: bool) -> None:
+    def __init__(self, handle: int, path: Path) -> None:
         super().__init__(handle, "wb")
-        self._path, self.durable = path, durable
+        self._path = path
 
     def write(self, data: Any, /) -> int:
-        try:
+        with _explained(self._path, "write"):
             return super().write(data) or 0
-        except OSError as error:
-            raise explain(error, self._path, "write") from error
 
     def close(self) -> None:
-        if self.closed:
-            return
-        try:
-            if self.durable:
-                _fsync(self.fileno(), self._path)
-        finally:
-            try:
-                super().close()  # NFS reports on close what it could not write before
-            except OSError as error:
-                raise explain(error, self._path, "write") from error
+        with _explained(self._path, "write"):  # NFS reports on close what it could not write before
+            super().close()
+
+
+@contextmanager
+def _explained(path: Path, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, path, doing) from error
 
 
 def _create(draft: Path, target: Path, permissions: int | None) -> int:
@@ -175,13 +170,6 @@ def _create(draft: Path, target: Path, permissions: int | None) -> int:
     return handle
 
 
-def _fsync(handle: int, path: Path) -> None:
-    try:
-        os.fsync(handle)  # never again after EIO: the kernel has dropped the pages, and would lie (fsync(2), "Bugs")
-    except OSError as error:
-        raise explain(error, path, "bring the file to stable storage") from error
-
-
 def fsync_dir(path: Path) -> None:
     """Bring the names in a directory to stable storage. File systems that cannot (EINVAL) promise nothing there."""
 
@@ -202,9 +190,12 @@ def fsync_tree(root: Path) -> None:
     """Bring a file, or every file and directory below a directory, to stable storage; what else is there has none."""
     mode = retry_os_call(root.lstat, root, "look at what is to be durable").st_mode
     if stat.S_ISREG(mode):
-        handle = retry_os_call(lambda: os.open(root, os.O_RDONLY), root, "open the file")
+        readable = mode & stat.S_IRUSR or not mode & stat.S_IWUSR
+        flags = os.O_RDONLY if readable else os.O_WRONLY
+        handle = retry_os_call(lambda: os.open(root, flags), root, "open the file")
         try:
-            _fsync(handle, root)
+            with _explained(root, "bring the file to stable storage"):
+                os.fsync(handle)  # never again after EIO: the kernel has dropped the pages, and would lie (fsync(2))
         finally:
             os.close(handle)
     elif stat.S_ISDIR(mode):
@@ -214,21 +205,21 @@ def fsync_tree(root: Path) -> None:
         fsync_dir(root)
 
 
-def _rename(source: Path, target: Path, inode: int) -> None:
+def _rename(source: Path, target: Path, status: os.stat_result) -> None:
     def rename() -> None:
         try:
             source.rename(target)
         except OSError:
             # Else done by an earlier try, ours or the kernel's own after ESTALE, whose reply was lost.
-            if not _is_now(target, inode):
+            if not _is_now(target, status):
                 raise
 
     retry_os_call(rename, target, f"rename {source.name} to it")
 
 
-def _is_now(target: Path, inode: int) -> bool:
+def _is_now(target: Path, status: os.stat_result) -> bool:
     try:
         # Again where that can help: a look that fails for a moment would make a rename that was done look like none.
-        return retry_os_call(target.lstat, target, "look at it").st_ino == inode
+        return os.path.samestat(retry_os_call(target.lstat, target, "look at it"), status)
     except FsError:
         return False

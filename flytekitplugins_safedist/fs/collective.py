@@ -228,7 +228,9 @@ def heed(group: Group, place: str, what: str, worker: str, seconds: float) -> An
         )
     said = json.loads(told)
     if "error" in said:
-        raise _failed(what, said).echoing()
+        failed = _failed(what, said)
+        failed.of_another = True
+        raise failed
     return again(said["result"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -17,20 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
+from ..failures import Outlook, outlook
 from ..jitter import jittered
 from ..texts import encodable
 from .atomic import aside, atomic_write, discard, fsync_dir, fsync_tree, made_aside
 from .collective import WORK_SECONDS, heed, once, plain, tell
 from .identity import timeout_s
 from .oserrors import host, mount_of, retry_os_call
-from .paths import ensure_dir, wait_for
+from .paths import ensure_dir, is_link_to_nothing, refresh, wait_for
 from .store import Group, bounded, ranks
 
 log = logging.getLogger("flytekitplugins_safedist.fs")
 
 _TRIES = 3
-_FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, ValueError, NotImplementedError, ImportError)
-"""What fails again if it is tried again."""
 
 
 def download_once(
@@ -45,8 +45,8 @@ def download_once(
     """Fetch ``source`` to ``destination`` once for all ranks that share the place; return the path in every rank.
 
     What is there already is complete: it got its name by one rename. The source is recorded beside it
-    (``.NAME.safedist-source``): what was fetched from another address, the query included, is fetched anew; what was
-    put there by others is taken as it is. Every rank must call this, with the same source; a URL may be signed anew.
+    (``.NAME.safedist-source``): another source, and be it by its query alone, is refused; what others have put there
+    is taken as it is. Every rank must call this, with the same source; a URL may be signed anew.
 
     Args:
         source: a URL or path that fsspec knows, a ``FlyteFile`` or a ``FlyteDirectory``; in a task with Flyte's own
@@ -63,6 +63,7 @@ def download_once(
             process gets itself).
         FsTimeoutError: it took longer than ``timeout``.
         DownloadError: the source is nothing that can be fetched.
+        PathBlockedError: what is there was fetched from another source, or is not what ``sha256`` says.
     """
     deadline = time.monotonic() + timeout_s(timeout, WORK_SECONDS)
 
@@ -110,7 +111,10 @@ def _stated(group: Group, key: str, target: Path, seconds: float) -> bool:
 
 # --- what is there ---------------------------------------------------------------------------------------------------
 def _record(target: Path) -> Path:
-    return target.parent / f".{target.name}.safedist-source"
+    name = target.name
+    if len(os.fsencode(name)) > 255 - len("..safedist-source"):  # NAME_MAX
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return target.parent / f".{name}.safedist-source"
 
 
 def _exists(target: Path) -> bool:
@@ -120,46 +124,76 @@ def _exists(target: Path) -> bool:
             return True
         return False
 
+    if is_link_to_nothing(target):
+        raise _in_the_way(target, "a symbolic link to nothing", "a file, a directory, or nothing")
     return retry_os_call(look, target, "see whether it is there")
 
 
-def _recorded(target: Path) -> tuple[str, str] | None:
+def _recorded(target: Path) -> dict[str, Any] | None:
     """Name and digest of the address of what is there; None where somebody else has put it there."""
     try:
-        record = json.loads(_record(target).read_bytes())
-        return str(record["source"]), str(record["address"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return dict(json.loads(_record(target).read_bytes()))
+    except FileNotFoundError:
         return None
+    except (ValueError, TypeError):
+        return {"source": "a source that cannot be read"}
 
 
 def _is_there(target: Path, uri: str, sha256: str | None) -> bool:
+    """Whether it is there already. The record counts without it, too: another process may be about to rename.
+
+    Raises:
+        PathBlockedError: something else is.
+    """
+    refresh(target)  # this client may remember that record or target is not there, and see the other
+    _see_that_it_is_of(target, uri)
     if not _exists(target):
         return False
+    if sha256 is not None and (digest := _digest(target)) != sha256.lower():
+        raise _in_the_way(target, f"sha256 {digest}", f"sha256 {sha256.lower()}")
+    return True
+
+
+def _see_that_it_is_of(target: Path, uri: str) -> None:
     recorded = retry_os_call(lambda: _recorded(target), target, "see where it was fetched from")
-    if recorded is not None and recorded[1] != _digest_of_address(uri):
-        name = _name_of(uri)
-        source = recorded[0] if recorded[0] != name else f"{name} with another query"
-        log.warning("%s was fetched from %s; it is fetched anew from %s", target, source, name)
-        return False
-    if sha256 is None or _digest(target) == sha256.lower():
-        return True
-    log.warning("%s is there with another digest than asked for; it is fetched anew", target)
-    return False
+    if recorded is not None and recorded.get("address") != _digest_of_address(uri):
+        name, source = _name_of(uri), str(recorded.get("source"))
+        raise _in_the_way(target, source + " with another query" * (source == name), name)
 
 
-def _make_way(target: Path, uri: str, sha256: str | None) -> None:
-    """Before a whole download gets its name. Killed at any point: what is there is whole, and its source recorded."""
-    if _exists(target) and not _is_there(target, uri, sha256):
-        old = aside(target)
+def _in_the_way(target: Path, seen: str, expected: str) -> PathBlockedError:
+    return PathBlockedError(
+        "something else is where the download is to be",
+        where={"path": target, "host": host()},
+        seen=seen,
+        expected=expected,
+        hint=f"choose another destination for this source, or remove this one, with {_record(target).name} beside it",
+    )
 
-        def move() -> None:
-            with contextlib.suppress(FileNotFoundError):  # moved by an earlier try whose reply was lost
-                target.rename(old)
 
-        retry_os_call(move, target, "move it away")
-        discard(old)
-    with atomic_write(_record(target), "w", durable=False) as file:
+def _claim(target: Path, uri: str) -> None:
+    """Record the source of a whole download before it gets its name: killed in between, nothing is there whose source
+    is not known. Of two at once the first decides, by a link: the other is refused, unless its source is the same."""
+    record = _record(target)
+    draft = aside(record)
+
+    def link() -> None:
+        try:
+            record.hardlink_to(draft)
+        except FileExistsError:  # an earlier try's, whose reply was lost, too
+            refresh(record)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            draft.rename(record)  # no links there: the last decides
+
+    with atomic_write(draft, "w", durable=False) as file:
         json.dump({"source": _name_of(uri), "address": _digest_of_address(uri)}, file)
+    try:
+        retry_os_call(link, record, "record the source")
+        _see_that_it_is_of(target, uri)
+    finally:
+        discard(draft)
 
 
 def _is_directory(path: Path) -> bool:
@@ -187,6 +221,9 @@ def _name_of(uri: str) -> str:
 
 def _without_secrets(uri: str) -> str:
     """A signed URL's query and a user's password are secrets: they appear in no message."""
+    links = re.split(r"::(?=[\w+.-]+://)", uri)  # fsspec's chains, "zip://a.txt::https://host/archive.zip"
+    if len(links) > 1:
+        return "::".join(map(_without_secrets, links))
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return uri
@@ -231,9 +268,18 @@ def _below(filesystem: Any, path: str, draft: Path) -> tuple[list[str], list[str
         below = os.path.relpath(name, root or "/")
         if below.partition("/")[0] == "..":
             raise DownloadError("a name in this directory leads out of it", seen=name, expected=f"a name below {root}")
-        if about["type"] == "directory" or name.endswith("/"):
+        if below == ".":
+            continue
+        if about.get("islink") and filesystem.isdir(name):  # fsspec would make an empty directory of it
+            if Path(name).parent.resolve().is_relative_to(Path(name).resolve()):
+                raise DownloadError("a link in this directory goes round", seen=name, expected="a tree that ends")
             (draft / below).mkdir(parents=True, exist_ok=True)
-        elif below != ".":
+            inner = _below(filesystem, name, draft / below)
+            files += inner[0]
+            places += inner[1]
+        elif about["type"] == "directory" or name.endswith("/"):
+            (draft / below).mkdir(parents=True, exist_ok=True)
+        else:
             files.append(name)
             places.append(str(draft / below))
     return files, places
@@ -253,7 +299,7 @@ class _Fetch:
                 self._verify(draft)
                 if not _is_directory(draft):  # a directory may have a million files
                     fsync_tree(draft)
-                _make_way(target, self._uri, self._sha256)
+                _claim(target, self._uri)
             fsync_dir(target.parent)
         except PathBlockedError:
             if not _is_there(target, self._uri, self._sha256):  # else another node's: it was faster
@@ -283,11 +329,11 @@ class _Fetch:
                 fetch = partial(self._get_unless, left_behind, draft)
                 bounded(fetch, max(0.0, self._deadline - time.monotonic()), late)
                 break
-            except (FsTimeoutError, *_FINAL):
-                left_behind.set()
-                raise
             except Exception as error:
-                pause = jittered(tried, 0.5, 1.5)
+                pause, is_wrong = jittered(tried, 0.5, 1.5), isinstance(error, (ValueError, NotImplementedError))
+                if isinstance(error, FsTimeoutError) or is_wrong or outlook(error) is not Outlook.TRANSIENT:
+                    left_behind.set()
+                    raise
                 if tried == _TRIES or time.monotonic() + pause > self._deadline:
                     raise
                 log.warning("%s is fetched again in %.1f s: %s", self._name, pause, type(error).__name__)

@@ -1,13 +1,11 @@
-"""What an error says: of the place, its file system, its parent's entries, its clock; and of each errno, what it means
+"""What an error says: of the place, its file system and its parent's entries; and of each errno, what it means
 to a person, and whether trying again can help."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
-import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -15,16 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import (
-    FsAccessError,
-    FsError,
-    FsIoError,
-    FsUnsupportedError,
-    NoSpaceError,
-    PathBlockedError,
-    ReadOnlyFsError,
-    StaleHandleError,
-)
+from .. import errors
+from ..errors import FsError
+from ..failures import Errno, Tries, of_errno
 from ..jitter import jittered
 
 T = TypeVar("T")
@@ -127,26 +118,6 @@ def entries(path: str | os.PathLike[str], most: int = 10) -> str:
     return f"{len(names)} entries: {listed}" + (", …" if len(names) > most else "")
 
 
-def clock_skew(directory: str | os.PathLike[str]) -> float | None:
-    """Seconds by which the file server's clock is ahead of this host's; None where no file can be written.
-
-    The server dates a new file, so one is made in ``directory`` and removed.
-    """
-    probe = Path(directory) / f".safedist-clock-{secrets.token_hex(8)}"
-    try:
-        before = time.time()
-        probe.touch(0o600, exist_ok=False)
-        dated, after = probe.stat().st_mtime, time.time()
-    except OSError:
-        return None
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
-    if before - 0.05 <= dated <= after + 0.05:  # kernels date files by the last tick
-        return 0.0
-    return round(dated - (before + after) / 2, 3)
-
-
 def host() -> str:
     """This machine's name, for messages."""
     return socket.gethostname()
@@ -155,62 +126,33 @@ def host() -> str:
 def describe(path: str | os.PathLike[str]) -> dict[str, object]:
     """Everything a timeout message says about the place of ``path``."""
     parent = nearest_dir(path)
-    skew = clock_skew(parent)
     return {
         "host": host(),
         "file_system": str(mount_of(parent)),
         "nearest_parent": f"{parent}: {entries(parent)}",
-        "server_clock_skew": "unknown (cannot write there)" if skew is None else f"{skew:+.3f} s",
     }
 
 
 # --- errno ------------------------------------------------------------------------------------------------------------
-AGAIN = frozenset({errno.EINTR, errno.EAGAIN})
-"""Nothing was done and nothing is wrong. Python retries some calls by itself (PEP 475), but not mkdir, rename, link."""
-
-STALE = frozenset({errno.ESTALE, errno.ETIMEDOUT})
-"""The next look-up by name gets a fresh handle from the server, or the server is back. Worth up to PATIENCE_S."""
-
-FAILED = frozenset({errno.EIO, errno.ENOTCONN, errno.EREMOTEIO, errno.ECONNRESET, errno.ENOLINK})
-"""A soft-mounted or failing-over server says this once and then works; a broken disk says it always. A few tries."""
-
 PATIENCE_S = 30.0
+"""For what may take long to pass (:class:`..failures.Tries`)."""
+
 FEW = 8
 
-_MEANING: dict[int, tuple[type[FsError], str, str]] = {
-    errno.EACCES: (FsAccessError, "permission denied", "check owner and mode of the directory and this task's user"),
-    errno.EPERM: (FsAccessError, "operation not permitted", "check the mount's options and this task's user"),
-    errno.ENOENT: (FsError, "the directory that it belongs in is not there", "make it first, with ensure_dir"),
-    errno.EROFS: (ReadOnlyFsError, "the file system is read-only", "mount it writable, or choose another directory"),
-    errno.ENOSPC: (NoSpaceError, "no space (or no inodes) left", "free space there, or choose another directory"),
-    errno.EDQUOT: (NoSpaceError, "the disk quota is used up", "free space, or ask for a larger quota"),
-    errno.ESTALE: (StaleHandleError, "stale file handle", "see whether the directory was removed or re-exported"),
-    errno.ENOTDIR: (PathBlockedError, "a file is in the way where a directory is needed", "move the file away"),
-    errno.EISDIR: (PathBlockedError, "a directory is in the way", "choose another name, or move it away"),
-    errno.ENOTEMPTY: (PathBlockedError, "a directory with contents is in the way", "move it away"),
-    errno.EEXIST: (PathBlockedError, "it exists already", "choose another name, or move it away"),
-    errno.ELOOP: (PathBlockedError, "the path goes round in symbolic links", "repair the links"),
-    errno.EOPNOTSUPP: (FsUnsupportedError, "the file system cannot do this", "choose another file system"),
-    errno.ENOSYS: (FsUnsupportedError, "the file system cannot do this", "choose another file system"),
-    errno.EMFILE: (FsError, "this process has too many files open", "close some, or raise its limit (ulimit -n)"),
-    errno.ENFILE: (FsError, "this machine has too many files open", "close some, or raise the limit (fs.file-max)"),
-    errno.EBADF: (FsError, "the file was closed in the middle", "see who closes it: the block's code, or a thread"),
-    errno.ENAMETOOLONG: (FsError, "the name is too long for the file system", "choose a shorter one"),
-    errno.EINVAL: (FsError, "the name or the request is nothing that the file system takes", "choose another name"),
-    errno.EXDEV: (FsError, "it lies on another file system", "make it beside its final place"),
-    errno.EBUSY: (PathBlockedError, "something is mounted there, or in use", "unmount it, or choose another name"),
-    errno.EIO: (FsIoError, "the file system or its server failed", "look at the kernel log and the file server"),
-    errno.ENOTCONN: (FsIoError, "the file system's server process is gone", "mount it again"),
-}
+
+def may_pass(error: OSError) -> bool:
+    """Whether trying again can help at all."""
+    known = of_errno(error.errno)
+    return known is not None and known.tries is not Tries.NONE
 
 
 def explain(error: OSError, path: str | os.PathLike[str], doing: str) -> FsError:
     """The FsError that says what ``error`` means for ``path``, with host and file system."""
-    number = error.errno or 0
-    unknown = FsIoError if number in FAILED | STALE else FsError
-    cls, meaning, hint = _MEANING.get(number, (unknown, error.strerror or str(error), "see the file server's log"))
+    known = of_errno(error.errno) or Errno(error.strerror or str(error), "see the file server's log")
     where = {"path": os.fspath(path), "host": host(), "file_system": str(mount_of(path))}
-    return cls(f"cannot {doing}: {meaning}", where=where, seen=errno.errorcode.get(number, str(error)), hint=hint)
+    seen = errno.errorcode.get(error.errno or 0, str(error))
+    kind: type[FsError] = getattr(errors, known.error)
+    return kind(f"cannot {doing}: {known.meaning}", where=where, seen=seen, hint=known.hint)
 
 
 class Backoff:
@@ -223,17 +165,13 @@ class Backoff:
 
     def allows(self, error: OSError) -> bool:
         """True, after a pause, if trying again can help; False if it cannot or has been tried enough."""
-        number = error.errno or 0
-        if time.monotonic() > self._deadline:
+        known = of_errno(error.errno)
+        tries = Tries.NONE if known is None or time.monotonic() > self._deadline else known.tries
+        self._tries += tries is Tries.FEW
+        if tries is Tries.NONE or (tries is Tries.FEW and self._tries >= FEW):
             return False
-        if number == errno.EINTR:
+        if tries is Tries.AT_ONCE:
             return True
-        if number in FAILED:
-            self._tries += 1
-            if self._tries >= FEW:
-                return False
-        elif number not in STALE and number != errno.EAGAIN:
-            return False
         time.sleep(jittered(self._delay, 0.5, 1.5))
         self._delay = min(self._delay * 2, 1.0)
         return True

@@ -20,7 +20,7 @@ from typing import Literal
 from ..errors import FsError, FsTimeoutError, PathBlockedError
 from ..jitter import jittered
 from .identity import known_identity, timeout_s
-from .oserrors import AGAIN, FAILED, STALE, Backoff, describe, explain, mount_of
+from .oserrors import Backoff, describe, explain, may_pass, mount_of
 
 Kind = Literal["any", "file", "dir"]
 Content = bytes | Callable[[Path], bool] | None
@@ -42,42 +42,33 @@ def ensure_dir(path: str | os.PathLike[str], *, mode: int = 0o777, timeout: floa
         FsAccessError, ReadOnlyFsError, NoSpaceError, StaleHandleError, FsIoError: as the errno says.
         FsTimeoutError: the server says that it exists, but it did not become visible.
     """
-    target = os.fspath(path)
-    try:
-        os.mkdir(target, mode)  # noqa: PTH102  (the common case, at the price of one system call)
-    except OSError as error:
-        if not _is_dir_now(target, error):
-            _settle(target, mode, error, timeout_s(timeout))
-    return Path(target)
-
-
-def _settle(target: str, mode: int, error: OSError, limit: float) -> None:
-    began = time.monotonic()
-    pause, retry = _own_pauses(), Backoff()
-    parents_made = 0
+    target, limit, began = os.fspath(path), timeout_s(timeout), time.monotonic()
+    pause, retry, seen = _own_pauses(), Backoff(), ""
     while True:
-        left = limit - (time.monotonic() - began)
-        if error.errno == errno.ENOENT:
-            _make_parent(target, error, left)
-            parents_made += 1
-        elif _is_dir_now(target, error):
-            return
-        elif error.errno == errno.EEXIST:
-            if left <= 0:
-                seen = "mkdir: it exists; stat: it does not"
-                raise waited_too_long(Path(target), limit - left, seen, expected="a directory")
-            refresh(target)
-        elif not retry.allows(error):
-            raise explain(error, target, "make the directory") from error
-        if error.errno == errno.EEXIST or parents_made > 1:
-            time.sleep(min(next(pause), max(0.0, left)))
-        # Again from the top: it may have been removed meanwhile, and only mkdir can tell.
         try:
-            os.mkdir(target, mode)  # noqa: PTH102
-        except OSError as again:
-            error = again
-        else:
-            return
+            os.mkdir(target, mode)  # noqa: PTH102  (the common case, at the price of one system call)
+            break
+        except OSError as error:
+            if os.path.isdir(target):  # noqa: PTH112  (whatever mkdir said: EROFS, EACCES come for existing ones too)
+                break
+            left = limit - (time.monotonic() - began)
+            if error.errno == errno.EEXIST:
+                _see_whether_it_is_late(target)
+                seen = "mkdir: it exists; stat: it does not"
+            elif error.errno == errno.ENOENT:
+                _make_parent(target, error, left)
+                again, seen = bool(seen), "its parent vanishes again and again"
+                if not again:
+                    continue
+            elif retry.allows(error):
+                continue
+            else:
+                raise explain(error, target, "make the directory") from error
+        if left <= 0:
+            raise waited_too_long(Path(target), limit - left, seen, expected="a directory")
+        refresh(target)
+        time.sleep(min(next(pause), left))
+    return Path(target)
 
 
 def _make_parent(target: str, error: OSError, left: float) -> None:
@@ -85,25 +76,28 @@ def _make_parent(target: str, error: OSError, left: float) -> None:
     parent = os.path.dirname(target.rstrip("/"))  # noqa: PTH120
     if not parent or parent == target:  # nothing above it that could be made: the working directory itself is gone
         raise explain(error, target, "make the directory") from error
-    if left <= 0:
-        raise waited_too_long(Path(target), -left, "its parent vanishes again and again", expected="a directory")
-    ensure_dir(parent, timeout=left)
+    if left > 0:
+        ensure_dir(parent, timeout=left)
 
 
-def _is_dir_now(target: str, error: OSError) -> bool:
-    """Whether the caller sees a directory there, whatever mkdir said (EROFS, EACCES come for existing ones too)."""
+def _see_whether_it_is_late(target: str) -> None:
+    """Of what mkdir takes for existing, and is no directory for this client: it may be late.
+
+    Raises:
+        PathBlockedError: it is something else.
+    """
     try:
         status = os.stat(target)  # noqa: PTH116
     except FileNotFoundError:
-        if error.errno != errno.EEXIST or not _is_link_to_nothing(target):
-            return False
+        if not is_link_to_nothing(target):
+            return
         what, seen = "a symbolic link to nothing", f"-> {os.readlink(target)}"  # noqa: PTH115
         hint = "make what it points to, or remove the link"
     except OSError:
-        return False
+        return
     else:
-        if stat.S_ISDIR(status.st_mode) or error.errno != errno.EEXIST:
-            return stat.S_ISDIR(status.st_mode)
+        if stat.S_ISDIR(status.st_mode):
+            return
         what, seen = "a file", f"mode {stat.filemode(status.st_mode)}, {status.st_size} bytes"
         hint = "move it away, or choose another path"
     raise PathBlockedError(
@@ -115,10 +109,12 @@ def _is_dir_now(target: str, error: OSError) -> bool:
     )
 
 
-def _is_link_to_nothing(target: str) -> bool:
-    # Only where one kernel serves everything: elsewhere what the link points to may merely be late.
+def is_link_to_nothing(target: str | os.PathLike[str]) -> bool:
+    """Whether a link is there, and never what it points to: only where one kernel serves everything; elsewhere that may
+    merely be late."""
     try:
-        return stat.S_ISLNK(os.lstat(target).st_mode) and mount_of(os.path.realpath(target)).is_local
+        points_to = Path(os.path.realpath(target))
+        return Path(target).is_symlink() and not points_to.exists() and mount_of(points_to).is_local
     except OSError:
         return False
 
@@ -175,7 +171,7 @@ def _missing(path: Path, kind: Kind, size: int | None, content: Content, expecte
         raise  # by the caller's own test of the content: some are OSErrors as well, and explained already
     except OSError as error:
         # A half-visible path gives any of these for a while; the deadline bounds how long we believe that.
-        if error.errno in AGAIN | STALE | FAILED or isinstance(error, FileNotFoundError):
+        if may_pass(error) or isinstance(error, FileNotFoundError):
             return f"{error.strerror}"
         raise explain(error, path, f"look at what should be {expected}") from error
 
@@ -236,4 +232,4 @@ def pauses(ranks: int, per_s: float = LOOKS_PER_S, first: float = 0.001, least: 
 
 def _own_pauses() -> Iterator[float]:
     who = known_identity()
-    return pauses(1 if who is None else who.world_size)
+    yield from pauses(1 if who is None else who.world_size)

@@ -52,10 +52,28 @@ class Group:
         self._lock = threading.Lock()
 
     def turn(self, name: str) -> int:
-        """How often ``name`` was called before: ranks that call in the same order mean the same turn."""
+        """How often ``name`` was called before: ranks that call in the same order mean the same turn.
+
+        Raises:
+            FsError: another process has come as this rank: what a rank has started has its variables, too.
+        """
         with self._lock:
+            if not self._turns:
+                self._come()
             self._turns[name] += 1
             return self._turns[name] - 1
+
+    def _come(self) -> None:
+        me = f"process {os.getpid()} on {host()}"
+        there = self.meeting.compare_set(f"rank/{self.rank}", b"", me.encode()).decode()
+        if there != me:
+            raise FsError(
+                "another process has come as this rank",
+                where={"rank": str(self), "process": me, "store": self.meeting.where},
+                seen=there,
+                hint="call what ranks do together in the rank's own process: not in one that it has started, such as "
+                "a DataLoader's worker",
+            )
 
     @property
     def node(self) -> str:
@@ -175,10 +193,13 @@ def _over_horovod(rank: int, size: int, limit: float) -> Group:
     import horovod.torch as hvd
     import torch.distributed as dist
 
+    server = os.environ.get(envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR)
+    own = meetings.own_address(server, 9) if server else socket.gethostname()
+
     def meet() -> tuple[Any, str]:
         place, store = None, None
         if rank == 0:
-            store = dist.TCPStore(_own_address(), 0, is_master=True, wait_for_workers=False)
+            store = dist.TCPStore(own, 0, is_master=True, wait_for_workers=False)
             place = (store.host, store.port)
         address, port = hvd.broadcast_object(place, root_rank=0, name="safedist.fs")
         return store or dist.TCPStore(address, port, is_master=False), f"Horovod rank 0's store at {address}:{port}"
@@ -194,16 +215,6 @@ def _over_horovod(rank: int, size: int, limit: float) -> Group:
     except Exception as error:
         raise FsError("Horovod's ranks could not meet", seen=f"{type(error).__name__}: {error}") from error
     return Group(TorchStore(store, where, size), rank, size, ends_with_rank_0=True)
-
-
-def _own_address() -> str:
-    """An address of this host that the other ranks reach: the one by which it reaches Horovod's rendezvous server."""
-    server = os.environ.get(envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR)
-    if not server:
-        return socket.gethostname()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((server, 9))  # sends nothing: only asks the kernel for the route
-        return str(probe.getsockname()[0])
 
 
 def bounded(work: Callable[[], T], seconds: float, late: FsTimeoutError) -> T:

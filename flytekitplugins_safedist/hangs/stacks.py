@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -135,6 +136,22 @@ def parse(text: str) -> tuple[Stack, ...]:
     if main is None and len(threads) >= _MOST_THREADS:
         return ((), *threads)
     return (*threads[main or 0 : (main or 0) + 1], *threads[: main or 0], *threads[(main or 0) + 1 :])
+
+
+def crashed_at(text: str) -> str:
+    """Where a process was as it crashed, by what faulthandler wrote into its log: the user's own line that led there,
+    else the innermost; "" where it wrote nothing.
+
+    Args:
+        text: of its log.
+    """
+    _, mark, last = text.rpartition("Fatal Python error: ")
+    _, _, current = last.partition("Current thread ") if mark else ("", "", "")
+    current = _THREAD.split(current)[0]
+    frames = [Frame(file, int(line) if line.isdigit() else 0, name) for file, line, name in _FRAME.findall(current)]
+    installed = ("/site-packages/", "/dist-packages/", _OURS, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
+    own = [frame for frame in frames if not any(part in frame.file for part in installed)]
+    return next((frame.short for frame in (*own, *frames)), "")
 
 
 def size(path: Path) -> int:

@@ -376,5 +376,5 @@ class NodeAgent:
         raise JobInterruptedError(
             f"told to stop by {name}; every rank has been ended",
             where={"node_rank": self.report.node_rank},
-            hint="nothing is wrong with the task; Flyte retries when this was a preemption or an eviction",
+            hint="nothing is wrong with the task: see who asked (a preemption, an eviction, a person)",
         ).by(number)

@@ -36,7 +36,7 @@ from .link import GivenUp
 from .membership import Membership
 from .messages import CannotBegin, Refused, TheEnd, Welcome
 from .sign import SignPlace
-from .verdict import Verdict, is_infrastructure, judge
+from .verdict import Verdict, judge
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def is_told(error: SafedistError, attempt: Attempt) -> bool:
     Raises:
         NodeLostError: nobody has, and this is not the node to do it.
     """
-    if attempt.topology.max_nodes == 1 or is_infrastructure(error):
+    if attempt.topology.max_nodes == 1 or error.is_platforms:
         return False
     try:
         return not arrive_with(error, attempt)
@@ -272,7 +272,7 @@ def _told(job: Membership, message: CannotBegin) -> bool:
 
 def _outcome(error: Exception, place: Topology) -> RankOutcome:
     raised = recording.record(error, ask(lambda: _shown(error), lambda: _frames(error)))
-    if isinstance(error, SafedistError) and not error.platforms:
+    if isinstance(error, SafedistError) and not error.is_platforms:
         raised = replace(raised, failure=Failure.OWN)  # as it is where node 0 has it
     return RankOutcome(
         rank=NO_RANK,

@@ -28,10 +28,10 @@ from ..errors import (
 from ..handoff import Slot
 from ..rank.outcome import RankOutcome
 from ..store.errors import one_line
-from .facts import End
+from .facts import End, earlier_rounds
 from .link import GivenUp, LinkLost
 from .messages import Go, Hello, Leave, Refused, TheEnd, Uploaded, Welcome
-from .verdict import Verdict, is_infrastructure, judge, of_error
+from .verdict import Verdict, judge, of_error
 
 if TYPE_CHECKING:
     from ..agent.disk import DiskLimit
@@ -65,7 +65,8 @@ def verdict_of(finish: Finish, limit: DiskLimit | None, nodes: int) -> Verdict |
         return None
     if end.kind == "failed":
         cause = RankOutcome.from_json(end.outcome)
-        return judge(cause, end.reason, disk=end.disk, limit=limit, returned=end.returned, nodes=nodes)
+        earlier = earlier_rounds(finish.history, cause.round)
+        return judge(cause, end.reason, disk=end.disk, limit=limit, returned=end.returned, nodes=nodes, earlier=earlier)
     return of_error(_of_platform(end))
 
 
@@ -75,7 +76,7 @@ def _of_platform(end: End) -> SafedistError:
         mend = "raise Preflight(timeout=...)" if is_late else "keep the next attempt off that machine (kubectl cordon)"
         hint = f"{mend}, or repair it; Preflight(action='report') goes on"
         unfit = PreflightError(f"before the first rank: {end.text}", hint=hint)
-        unfit.platforms = end.reason
+        unfit.code = end.reason
         return unfit
     if end.kind == "replacements":
         return GroupClosedError(end.text)
@@ -262,7 +263,7 @@ def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> It
     try:
         yield
     except SafedistError as error:
-        if not is_infrastructure(error) or is_the_end(error, place):
+        if not error.is_platforms or is_the_end(error, place):
             raise
         if isinstance(error, JobInterruptedError):
             goes_on = "the job goes on" if place.max_nodes > 1 else "the job begins anew"

@@ -216,11 +216,13 @@ def why_no_restart(
     restarts = history.restarts
     steps = [*(each.step for each in restarts), cause.step][-STANDSTILL:]
     if cause.repeats and not (goes_on and cause.broken):
-        why = f"{cause.name} would repeat: a restart cannot help"
+        why = f"the same {cause.name} would come again"
     elif rules.max_restarts == 0:
         why = "max_restarts=0"
     elif len(restarts) >= rules.max_restarts:
         why = f"all {rules.max_restarts} restart(s) of max_restarts are spent"
+        if all(each.error == cause.name for each in restarts):
+            why += f", and it was {cause.name} each time"
     elif cause.place and any(each.place == cause.place for each in restarts):
         why = f"{cause.place} has failed before: it is the code or the data, and a restart cannot help"
     elif len(steps) == STANDSTILL and min(steps) >= 0 and max(steps) == steps[0] and not goes_on:
@@ -236,6 +238,14 @@ def why_no_restart(
             " machine may be at fault; keep the next attempt off it (kubectl cordon) if they make no sense for the code"
         )
     return why
+
+
+def earlier_rounds(history: History, round_no: int) -> list[str]:
+    """How the latest rounds before that one ended, in a line each."""
+    failed = [(each.round, f"rank {each.who} failed ({each.error})") for each in history.restarts]
+    lost = [(each.round, each.why) for each in history.losses if each.why]
+    ended = sorted({each for each in failed + lost if each[0] < round_no})
+    return [f"round {number} ended: {why}" for number, why in ended[-_WHYS:]]
 
 
 def with_loss(history: History, rules: Rules, loss: Spent) -> History | End:

@@ -103,7 +103,7 @@ class HangWatch:
             expected=repr(self._hangs),
             hint=KINDS[hang.kind].hint,
         )
-        facts = {"failure": Failure.RECOVERABLE, "code": error.error_code, "repeats": self._hangs.action == "fail"}
+        facts = {"failure": Failure.HANG, "repeats": self._hangs.action == "fail"}
         kept = self._leave(f"hang-round-{self._round}.txt", f"{error}\n\n{hang.evidence}\n")
         others = f"{hang.picture}\n\nAll stacks and connections of all ranks: {kept}"
         blamed = self._ranks.blame(hang.rank, error, **facts)

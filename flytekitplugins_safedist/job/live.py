@@ -16,6 +16,7 @@ from ..live.instruments import Instrument, Readings
 from ..live.line import Line, on_terminal
 from ..live.pace import Pace, status
 from ..log import PREFIX
+from ..rank.shared_inputs import amount
 from ..record.node import EARLIER
 from .membership import Membership
 from .prepare import Job, NodePlan
@@ -36,7 +37,7 @@ class RunLive:
     """
 
     def __init__(self, plan: NodePlan, job: Membership, scrub: Callable[[str], str]) -> None:
-        self._job, self._node, self._gpus = job, -1, plan.gpus
+        self._job, self._node, self._gpus, self._inputs = job, -1, plan.gpus, plan.scratch.inputs
         self._began = self._next = self._waited = 0.0
         self._paces: dict[int, Pace] = defaultdict(Pace)
         self._values: Mapping[Instrument, Mapping[str, float]] = {}
@@ -117,7 +118,8 @@ class RunLive:
 
     def _of_node(self) -> dict[Instrument, dict[str, float]]:
         history = self._job.me.history
-        told = {instruments.RENDEZVOUS: self._waited}
+        files, size = amount(self._inputs)
+        told = {instruments.RENDEZVOUS: self._waited, instruments.INPUT_FILES: files, instruments.INPUT_BYTES: size}
         if EARLIER.value is not None and "staging" in EARLIER.value:
             told[instruments.STAGING] = EARLIER.value["staging"][1]
         if self._node == 0:  # what all nodes know would count several times

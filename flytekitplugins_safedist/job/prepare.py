@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import envvars, topology
-from ..agent import disk, memory, scratch
+from ..agent import disk, memory, scratch, standby
 from ..agent.disk import DiskLimit
 from ..config.options import SCRATCH_MOUNT, Scratch
 from ..config.registered import Registered
@@ -26,7 +26,6 @@ from ..rank.order import JobOrder, TaskSource
 from ..rank.places import JobScratch
 from ..rank_server.cleanup import remove
 from ..rank_server.client import RankServer
-from ..rank_server.launch import launch
 from ..rank_server.scan import Scan, scan
 from ..texts import human
 from . import arrival
@@ -191,8 +190,7 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
     job.backend.find()
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
-    server = call.server or RankServer(launch(job.ranks_environment))
-    held.enter_context(server)
+    server = held.enter_context(call.server or standby.lent(job.ranks_environment))
     root = _scratch_root(settings.scratch, call.environment)
     scratched = held.enter_context(_scratch(root, settings))
     # What travels there is the task's: its inputs may be secrets, so they never stay. Nor does a link.
@@ -201,14 +199,15 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
     server.guard(goes if made.short == made.path else [made.short, *goes])
     order = _order(job, made)
     started = time.monotonic()
-    held.enter_context(server)  # again: it ends before scratch goes
+    held.callback(server.end_ranks)  # before scratch goes
     forks = settings.start_method == "preload"
     if forks:
         if call.server is None:
             server.take_needed(job.backend.libraries, job.ranks_environment)
         caches = scratch.make_caches(made.preload, settings.scratch.shared_caches)
         found = _scanned(call)
-        server.take(found.steps, environment={**job.ranks_environment, **caches, **call.variables}, own=found.own)
+        variables = {**job.ranks_environment, **caches, **call.variables}
+        server.take(found.steps, environment=variables, path=list(map(os.path.abspath, call.sys_path)))
     literals.write_literals(call.inputs, order.inputs)
     if not server.is_ready(_SLOW_SECONDS):
         logger.info(f"libraries are imported for all ranks: {_SLOW_SECONDS:g} s so far")

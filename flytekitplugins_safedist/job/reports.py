@@ -3,20 +3,15 @@ root cause's text."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
-from ..errors import HangError
-from ..failures import Failure
-from ..rank.outcome import RankOutcome
+from ..rank.outcome import TEXT_BYTES, RankOutcome
+from ..rank.outcome_text import how
 from ..rank.places import RankFiles
 from ..texts import encodable
 from .facts import Cause
 from .messages import Alarm, Told
 from .verdict import Verdict
-
-TEXT_BYTES = 1 << 16
-"""Of an outcome record that goes to the coordinator, at the cost of the middle of long texts."""
 
 FIRST_BYTES = 8 << 10
 """Of one that goes there at once: thousands of nodes may fail in the same moment."""
@@ -57,7 +52,7 @@ def cause_of(outcome: RankOutcome) -> Cause:
         repeats=(outcome.raised is not None and outcome.raised.repeats)
         or (outcome.gpu is not None and outcome.gpu.stays),
         timed_out=outcome.timed_out,
-        step=outcome.step if _is_the_codes(outcome) else -1,
+        step=outcome.step if outcome.end.is_the_codes else -1,
         broken=outcome.gpu is not None and outcome.gpu.stays,
     )
 
@@ -65,16 +60,7 @@ def cause_of(outcome: RankOutcome) -> Cause:
 def _name(outcome: RankOutcome) -> str:
     if outcome.gpu is not None:
         return outcome.gpu.what
-    return outcome.raised.type if outcome.raised is not None else outcome.status.value
-
-
-def _is_the_codes(outcome: RankOutcome) -> bool:
-    """Whether it may be the code's or the data's, as a hang may: no store, disk or broken GPU has a part in it."""
-    raised = outcome.raised
-    if raised is None or (outcome.gpu is not None and outcome.gpu.is_hardware):
-        return False
-    is_for_others = raised.failure in (Failure.RECOVERABLE, Failure.STORAGE, Failure.GPU_HARDWARE)
-    return raised.type == HangError.__name__ or not (is_for_others or raised.errnos)
+    return how(outcome).removeprefix("raised ")
 
 
 def alarm(round_no: int, outcome: RankOutcome) -> Alarm:
@@ -90,8 +76,4 @@ def told(round_no: int, outcome: RankOutcome, disk: str) -> Told:
 
 def fitting(outcome: RankOutcome, limit: int = TEXT_BYTES) -> str:
     """An outcome record as JSON, in at most so many bytes."""
-
-    def dump(cause: RankOutcome) -> str:
-        return json.dumps(cause.to_json(), ensure_ascii=False)
-
-    return outcome.fitting(limit, dump).to_json()
+    return outcome.as_told(limit).to_json()

@@ -26,6 +26,7 @@ def orders(go: Go, plan: NodePlan) -> list[RankOrder]:
             environment=_environment(go, plan, context),
             files=plan.scratch.files(context.round, context.rank),
             log=plan.scratch.log(context.round, context.rank),
+            errors=plan.scratch.errors(context.round, context.rank) if plan.order.source.is_script else None,
             terminal=terminal,
             profile=look.steps if look is not None and (look.ranks is None or context.rank in look.ranks) else None,
         )

@@ -6,11 +6,11 @@ import contextlib
 import logging
 import signal
 import socket
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
+from ..agent.log_lines import to_stdout
 from ..errors import JobInterruptedError, LaunchError, SafedistError
 from ..rank import literals
 from ..record import run_page
@@ -24,7 +24,7 @@ from .messages import TheEnd
 from .prepare import Job, NodePlan, TaskCall
 from .reports import Report
 from .sign import SignPlace, SignWatch
-from .verdict import Verdict, is_infrastructure, of_error
+from .verdict import Verdict, of_error
 
 if TYPE_CHECKING:
     from flytekit.models.literals import LiteralMap
@@ -131,7 +131,7 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
             agent.seen.show(agent.report, say)
             return agent.report, True
         uploads_here = place.max_nodes == 1 or not place.node_rank
-        if uploads_here or not isinstance(error, SafedistError) or is_infrastructure(error):
+        if uploads_here or not isinstance(error, SafedistError) or error.is_platforms:
             raise
         raise arrival.cannot_do_its_part(error, place) from error
     return agent.report, is_ours
@@ -238,13 +238,3 @@ def _where(report: Report) -> str:
 def is_ctrl_c(error: SafedistError) -> bool:
     """Whether it ended a job because a person has pressed Ctrl-C."""
     return isinstance(error, JobInterruptedError) and error.number == signal.SIGINT
-
-
-def to_stdout(text: str) -> None:
-    """Ranks' output goes where the task's own would."""
-    # A user's module may have put an object in its place that has no more than a write().
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    # A log in ASCII shows other letters escaped; they must not end the thread that shows them.
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    with contextlib.suppress(AttributeError):
-        sys.stdout.flush()

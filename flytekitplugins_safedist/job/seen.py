@@ -19,6 +19,7 @@ from ..fs.store import bounded
 from ..hangs.gpus import LOOK_SECONDS as GPU_SECONDS
 from ..rank.outcome import RankOutcome
 from ..rank.outcome_text import how
+from ..rank.shared_inputs import amount
 from ..record import findings, node, page, run_page, trace
 from ..record.events import GpuPart
 from ..record.node import EARLIER, NodeRecorder, RankEnd, text_of
@@ -100,6 +101,7 @@ class RunSeen:
         ends = [RankEnd(rank, self._events(rank), *ended.get(rank, unseen)) for rank in ranks.pages]
         with self._noting:  # node 0 keeps the last: one that says that the round goes on must not follow
             self._record.over(ends)
+            self._record.part.inputs = amount(self._plan.scratch.inputs)
             self._job.note(lambda: text_of(self._record.part, self._limit))
         self.live.look(ranks, now=True)
 
@@ -133,6 +135,7 @@ class RunSeen:
 
     def _tell(self, deck: ConsoleDeck, ends: Sequence[RankEnd], begun: int) -> None:
         try:
+            self._record.part.inputs = amount(self._plan.scratch.inputs)
             part = self._record.now(ends)
             if self._job.hosts:
                 found = findings.found_in(node.merged(part, self._job.notes()))

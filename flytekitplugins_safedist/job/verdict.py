@@ -17,8 +17,8 @@ from enum import Enum
 
 from ..agent.disk import DiskLimit
 from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
-from ..failures import FULL_ERRNOS, ROWS, Failure, Payer, mistake
-from ..rank.outcome import RankOutcome
+from ..failures import ROWS, Failure, Payer, is_full, mistake
+from ..rank.outcome import Raised, RankOutcome
 from ..rank.outcome_text import describe
 
 
@@ -47,6 +47,7 @@ class Verdict:
         error: what the user reads.
         time_ns: when the root cause happened, in nanoseconds since the epoch.
         decks: name and HTML of those that a failed rank left.
+        raised: the exception of the rank that is the root cause, if it raised one.
     """
 
     kind: Kind
@@ -55,11 +56,7 @@ class Verdict:
     error: SafedistError
     time_ns: int
     decks: tuple[dict[str, str], ...] = ()
-
-
-def is_infrastructure(error: SafedistError) -> bool:
-    """Whether an error that kept a job from running, or ended its agent, is the platform's and worth a retry."""
-    return bool(error.platforms)
+    raised: Raised | None = None
 
 
 def of_error(error: SafedistError) -> Verdict | None:
@@ -68,9 +65,9 @@ def of_error(error: SafedistError) -> Verdict | None:
     None where the error says nothing about the job: it is the user's or a mistake (flytekit uploads it as it is), or
     this process is fenced off: another one has taken its place, and it has no say.
     """
-    if isinstance(error, FencedError) or not is_infrastructure(error):
+    if isinstance(error, FencedError) or not error.is_platforms:
         return None
-    return Verdict(Kind.RECOVERABLE, Origin.SYSTEM, error.platforms, error, time.time_ns())
+    return Verdict(Kind.RECOVERABLE, Origin.SYSTEM, error.error_code, error, time.time_ns())
 
 
 def judge(
@@ -81,6 +78,7 @@ def judge(
     limit: DiskLimit | None,
     returned: Sequence[int] = (),
     nodes: int = 1,
+    earlier: Sequence[str] = (),
 ) -> Verdict:
     """What a job that failed with this root cause, and is not restarted any more, ends as.
 
@@ -91,20 +89,22 @@ def judge(
         limit: how much ranks may write there, or None.
         returned: ranks that had returned before, where the root cause is only the echo of a lost peer.
         nodes: how many the job has: one has no network between nodes.
+        earlier: how the rounds before ended, in one line each.
     """
     end = cause.end
     # An echo where somebody was gone: else native code of this rank's may have given up by itself.
     failure = Failure.PEER_LOST if end.is_echo and returned else end.failure
     row = ROWS[failure]
     code = row.code or end.label
-    opening, hint = _opening(cause, failure, disk=disk, limit=limit, returned=returned, nodes=nodes)
-    text = f"{opening}{describe(cause)}\n\nNot restarted in place: {reason}."
+    scratch = f"{'with no size limit' if limit is None else f'limited to {limit}'}: {disk}"
+    opening, hint = _opening(cause, failure, returned=returned, nodes=nodes)
+    text = f"{opening.format(rank=cause.rank, scratch=scratch)}{describe(cause)}"
+    text += "".join(f"\n\nBefore that, {line}." for line in earlier)
+    text += f"\n\nNot restarted in place: {reason}."
     kind, origin = _BUDGETS[row.payer]
-    if row.payer is Payer.FLYTE:
-        error: SafedistError = RankKilledError(text, hint=hint)
-    else:
-        error = RankFailedError(text, hint=hint).with_code(code)
-    return Verdict(kind, origin, code, error, cause.time_ns)
+    error: SafedistError = (RankKilledError if row.payer is Payer.FLYTE else RankFailedError)(text, hint=hint)
+    error.code = code
+    return Verdict(kind, origin, code, error, cause.time_ns, raised=cause.raised)
 
 
 _BUDGETS = {
@@ -114,46 +114,26 @@ _BUDGETS = {
 }
 
 
-def _opening(
-    cause: RankOutcome,
-    failure: Failure,
-    *,
-    disk: str,
-    limit: DiskLimit | None,
-    returned: Sequence[int],
-    nodes: int,
-) -> tuple[str, str]:
+def _opening(cause: RankOutcome, failure: Failure, *, returned: Sequence[int], nodes: int) -> tuple[str, str]:
     """What stands before the description of a failure, and the hint behind it."""
-    hint, raised = ROWS[failure].hint, cause.raised
-    if failure is Failure.FULL_SHARED_MEMORY:
-        return f"rank {cause.rank} found the node's shared memory (/dev/shm) full.\n\n", hint
-    if raised is not None and FULL_ERRNOS.intersection(raised.errnos):
-        allowed = f"limited to {limit}" if limit is not None else "with no size limit"
-        opening = f"rank {cause.rank} ran out of disk space. Scratch is {allowed}: {disk}\n\n"
-        return opening, ROWS[Failure.FULL_DISK].hint
+    raised, row = cause.raised, ROWS[failure]
+    if failure is not Failure.FULL_SHARED_MEMORY and raised is not None and is_full(raised.errnos):
+        row = ROWS[Failure.FULL_DISK]  # also where it is an echo, or the user calls it recoverable
     if failure is Failure.MISTAKE and raised is not None:
         return "", (mistake(raised.message) or ("", False))[0]
-    network = _NETWORK_HINT if nodes > 1 else ""
-    openings = {
-        Failure.PEER_LOST: (f"{_echo(returned)}\n\n", _RETURNED_HINT if returned else network),
-        Failure.NOT_MET: (f"{_NOT_MET}. The first to give up:\n\n", "; else ".join(filter(None, (hint, network)))),
-        Failure.TIMED_OUT: (f"{_TIMED_OUT}. ", "; or ".join(filter(None, (hint, network)))),
-    }
-    return openings.get(failure, ("", hint))
+    if failure is Failure.PEER_LOST and returned:
+        return _RETURNED.format(returned=_listed(returned)), _RETURNED_HINT
+    waits = failure in (Failure.PEER_LOST, Failure.NOT_MET, Failure.TIMED_OUT) and nodes > 1
+    return row.opening, "; or ".join(filter(None, (row.hint, _NETWORK_HINT if waits else "")))
 
 
-def _echo(returned: Sequence[int]) -> str:
-    lost = "every rank that failed had only lost its connection to others: none failed by itself, and no node was lost"
-    if not returned:
-        return f"{lost}. The first to lose one:"
-    ranks = ", ".join(map(str, returned))
-    return f"{lost}. Rank(s) {ranks} had already returned from the task's function. The first to miss them:"
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
+_RETURNED = "{returned} finished early, and the others then lost the connection to it. The first of them is:\n\n"
 _RETURNED_HINT = (
     "let every rank take part in the same number of collective operations (uneven data: drop the last batch, or "
     "torch's Join), or end the function with a barrier"
 )
 _NETWORK_HINT = "look at the network between the nodes (NCCL_DEBUG=INFO, the NIC's counters), and at their timeouts"
-_NOT_MET = "the ranks did not come together in init_process_group, and none failed otherwise"
-_TIMED_OUT = "a collective timed out: most likely ranks called different collectives"

@@ -48,6 +48,12 @@ RESTARTS = Instrument(
 )
 LOSSES = Instrument("safedist.losses", "{node}", "Nodes lost in this attempt; node 0 tells it.", counts=True)
 STAGING = Instrument("safedist.staging.time", "s", "Time in which the task's code was put on this node.", counts=True)
+INPUT_FILES = Instrument(
+    "safedist.inputs.files", "{file}", "Files of inputs that were downloaded for all ranks of this node.", counts=True
+)
+INPUT_BYTES = Instrument(
+    "safedist.inputs.size", "By", "Bytes of inputs that were downloaded for all ranks of this node.", counts=True
+)
 RENDEZVOUS = Instrument("safedist.rendezvous.time", "s", "Time in which this node waited for the others.", counts=True)
 STEP = Instrument("safedist.rank.step", "{step}", "Number of the step that the rank is in.", label="rank")
 STEPS = Instrument("safedist.rank.steps", "{step}", "Steps that the rank has ended.", counts=True, label="rank")
@@ -64,4 +70,7 @@ GPU_BUSY = Instrument(
 )
 GPU_MEMORY = Instrument("safedist.gpu.memory.usage", "By", "Memory of the GPU that is in use.", label="gpu")
 
-TABLE = (RESTARTS, LOSSES, STAGING, RENDEZVOUS, STEP, STEPS, STALLED, MEMORY, GPU_BUSY, GPU_MEMORY)
+TABLE = (
+    *(RESTARTS, LOSSES, STAGING, INPUT_FILES, INPUT_BYTES, RENDEZVOUS),
+    *(STEP, STEPS, STALLED, MEMORY, GPU_BUSY, GPU_MEMORY),
+)

@@ -35,6 +35,7 @@ from ..record import run_page
 from . import overrides
 from .jobspec import registered_as
 from .serialization import SerializesToKubeflow, plan_task
+from .users_error import as_users
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
 
@@ -48,8 +49,7 @@ class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  #
     def of(cls, error: SafedistError, *, time_ns: int) -> RecoverableRankFailedError:
         """The same facts, in the class that flytekit knows as recoverable."""
         recoverable = cls(error.what, where=error.where, seen=error.seen, expected=error.expected, hint=error.hint)
-        if isinstance(error, RankFailedError):
-            recoverable.error_code = error.error_code
+        recoverable.code = error.error_code
         recoverable.seconds = time_ns / 1e9
         return recoverable
 
@@ -58,6 +58,8 @@ class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  #
         """When it happened, in seconds: where flytekit aggregates errors, the earliest is the root cause."""
         return self.seconds
 
+
+_OURS = f"{__name__.partition('.')[0]}."
 
 flytekit_inside.require_hooks(PythonFunctionTask)
 Node.with_overrides = overrides.guarded(Node.with_overrides)
@@ -149,7 +151,11 @@ class SafeTask(SerializesToKubeflow):
         self._take_decks(FlyteContextManager.current_context(), result.decks)
         if run.is_ctrl_c(result.error):
             raise _ended_by_ctrl_c()
-        raise raised_by(result)
+        failed = raised_by(result)
+        if not self.name.startswith(_OURS):  # a script's
+            failed.what = f"task {self.name}: {failed.what}"  # in a workflow of several, nobody else says which it was
+            failed.args = (str(failed),)
+        raise failed if result.raised is None else as_users(failed, result.raised)
 
     def _to_literals(self, ctx: FlyteContext, values: dict[str, Any]) -> LiteralMap:
         return TypeEngine.dict_to_literal_map(ctx, values, self.python_interface.inputs)

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, *, launched: Launched | LaunchE
     except SafedistError as error:
         if not stopping.stop_requested():  # else it is what unwinding looked like to somebody
             logger.error(f"{type(error).__name__}: {error}")
-        is_open = stopping.stop_requested() or error.platforms
+        is_open = stopping.stop_requested() or error.is_platforms
         code = stopping.EXIT_UNDECIDED if is_open else stopping.EXIT_FAILED
         termination.say(lastwords.text_of(error))
     except BaseException as error:

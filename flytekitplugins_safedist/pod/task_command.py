@@ -7,16 +7,17 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import envvars, lastwords, stopping, topology
 from ..compat import flytekit as flytekit_inside
 from ..config.registered import Registered
-from ..errors import JobInterruptedError, RankFailedError, SafedistError, StorageError
+from ..errors import JobInterruptedError, RankFailedError, SafedistError, StorageError, TopologyError
+from ..failures import decisive
 from ..rank.task import source_by
-from ..store.errors import decisive, one_line
+from ..store.errors import one_line
 from ..store.patience import Patience, Request, in_thread
 from ..store.transfers import LONGEST_SECONDS, patience_of
 from ..texts import public
@@ -185,13 +186,21 @@ def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError |
     """
     from ..job import arrival, comeback
 
+    said: list[str] = []
+
     def is_over() -> bool:
         return verdict.is_there(str(verdicts.prefix), ctx.file_access)
 
-    if verdicts.is_shared and comeback.is_decided(is_over, logger.info):
+    if verdicts.is_shared and comeback.is_decided(is_over, said.append):
         logger.info(comeback.LEAVES)
         stopping.decided(0)
         raise SystemExit(0)
+    for line in said:
+        logger.info(line)
+    if said and trouble is not None and _is_node_0():
+        # It would upload this for all. In a store that is away another start finds the code when it can upload, too.
+        lastwords.keep(trouble, "this pod is to be started again: ")
+        raise SystemExit(stopping.EXIT_UNDECIDED)
     try:
         if trouble is not None:
             raise trouble
@@ -202,6 +211,13 @@ def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError |
         with comeback.leaving_when_decided(is_over, logger.info, begun=bool):
             arrival.of_no_task(error, os.environ)
         raise verdict.Decided(verdict.on(error)) from error
+
+
+def _is_node_0() -> bool:
+    with suppress(TopologyError):
+        registered = Registered.from_env(os.environ)
+        return registered is not None and topology.from_env(os.environ, registered).node_rank == 0
+    return False
 
 
 def _fetched(address: str, access: FileAccessProvider, directory: str) -> str:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from .. import lastwords, stopping
 from ..compat import flytekit as flytekit_inside
 from ..errors import SafedistError
+from ..failures import Outlook, outlook
 from ..job.verdict import Kind, Origin, Verdict
 from ..rank import task_context
-from ..store.errors import Outlook, judge, one_line
+from ..store.errors import one_line
 from ..store.patience import Patience, Request, in_thread
 from ..store.put_new import NoConditionError, path_of, put_new
 from ..store.transfers import LONGEST_SECONDS, Transfers
@@ -62,7 +63,7 @@ class Decided(SystemExit):
 
 def on(error: SafedistError) -> Verdict:
     """The verdict on what ends an attempt outside its task: the platform's, or one that every start would meet."""
-    kind, origin = (Kind.RECOVERABLE, Origin.SYSTEM) if error.platforms else (Kind.NON_RECOVERABLE, Origin.USER)
+    kind, origin = (Kind.RECOVERABLE, Origin.SYSTEM) if error.is_platforms else (Kind.NON_RECOVERABLE, Origin.USER)
     return Verdict(kind, origin, error.error_code, error, time.time_ns())
 
 
@@ -87,7 +88,7 @@ def end_with(verdict: Verdict, access: FileAccessProvider, prefix: str) -> int:
     except Exception as trouble:  # whatever the store's client raises
         logger.error(f"the verdict cannot be uploaded: {one_line(trouble)}")
         # What the image lacks for this store no start has.
-        return stopping.EXIT_FAILED if judge(trouble) is Outlook.UNSUPPORTED else stopping.EXIT_UNDECIDED
+        return stopping.EXIT_FAILED if outlook(trouble) is Outlook.UNSUPPORTED else stopping.EXIT_UNDECIDED
     stopping.decided(0)
     return 0
 

@@ -134,6 +134,14 @@ def current_rank() -> RankContext:
     return rank
 
 
+@contextmanager
+def running_script() -> Iterator[None]:
+    """Inside, a script is run. Where this process is a rank, an end of it with status 0 is the script's success."""
+    shared = _PAGE.value
+    with shared.running_script() if shared is not None else nullcontext():
+        yield
+
+
 def at_end(finish: Callable[[], object]) -> None:
     """Have ``finish`` called when the task's function has returned, before anything is uploaded; what it raises is the
     rank's error. In a process that is not a rank nothing calls it."""

@@ -38,10 +38,10 @@ def take_breakpoints(terminal: str, place: RankContext, page: RankPage) -> None:
                 "breakpoint() was called where there is no terminal",
                 where={"rank": place.rank},
                 hint="run the task locally, on a terminal; or set PYTHONBREAKPOINT to a debugger that needs none, or "
-                "to 0, which has Python pass breakpoint() by",
+                "to 0 to ignore breakpoint()",
             )
         if place.rank != 0:
-            logger.warning("breakpoint() is rank 0's: this rank goes on")
+            logger.warning("breakpoint() stops only rank 0; this rank continues")
             return
         # Last: whatever is called after it is where the debugger would stop.
         _Debugger(terminal, page).set_trace(sys._getframe(1))

@@ -1,8 +1,9 @@
 """A rank that was forked is as a fresh interpreter that has imported the same libraries.
 
 No code of the user's has run before the fork, so only what libraries keep of their process is to be put right
-(:func:`as_fresh`), and what they have read of the environment is to be compared with what the rank's own variables say
-once its module is imported (:class:`Reads`). Where these differ, the rank becomes a fresh interpreter indeed.
+(:func:`as_fresh`). Once the rank's module is imported, what libraries have read of the environment is compared with
+what the rank's own variables say (:class:`Reads`), and where they are with where the rank's own path has them
+(:func:`elsewhere`). Where these differ, the rank becomes a fresh interpreter indeed.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import importlib
 import logging
 import multiprocessing.process
 import multiprocessing.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -149,6 +152,35 @@ def threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
             if (threads := int(environment[name].partition(",")[0])) > 0:
                 return threads
     return len(os.sched_getaffinity(0))
+
+
+# --- where libraries are ----------------------------------------------------------------------------------------------
+def top_names() -> set[str]:
+    """Of all that this process has imported beside Python itself."""
+    return {name.partition(".")[0] for name in list(sys.modules)} - sys.stdlib_module_names
+
+
+def elsewhere(names: Collection[str], path: Sequence[str]) -> str | None:
+    """Which of these modules, imported here, are somebody else's by that module search path; None where none is."""
+    importlib.invalidate_caches()  # a directory may have come since it was looked for
+    other = sorted(name for name in names if _is_elsewhere(getattr(sys.modules.get(name), "__spec__", None), path))
+    if not other:
+        return None
+    return f"modules of the task's are named as libraries that are imported already: {', '.join(other)}"
+
+
+def _is_elsewhere(spec: ModuleSpec | None, path: Sequence[str]) -> bool:
+    found = None if spec is None else PathFinder.find_spec(spec.name, list(path))
+    if spec is None or found is None or not found.has_location:  # by a finder of its own, or a namespace, as is its way
+        return False
+    return places_of(found) != places_of(spec)
+
+
+def places_of(spec: ModuleSpec) -> list[str]:
+    """The directories that a module is in, or those of a namespace."""
+    if spec.has_location and spec.origin is not None:
+        return [os.path.realpath(os.path.dirname(spec.origin))]  # noqa: PTH120  (for thousands of them)
+    return list(spec.submodule_search_locations or ["nowhere"])
 
 
 # --- what libraries read of the environment as they are imported ------------------------------------------------------

@@ -30,7 +30,7 @@ MAX_RESULT_BYTES = 1 << 30
 """Outputs larger than this (one GiB of literals, files not counted) are refused; protobuf itself ends at 2 GiB."""
 
 _OF_A_RANK = re.compile(r"/safedist-[^/]+/round-(\d+)/rank-(\d+)(?:/|$)")
-"""The layout of :mod:`.places`, also through a short link."""
+"""The layout of :mod:`.places`."""
 
 
 def write_literals(literals: LiteralMap, path: Path) -> None:
@@ -136,6 +136,14 @@ def write_outputs(entity: Any, inputs: dict[str, Any], returned: Any, files: Ran
     write_literals(literals, files.result)
 
 
+def write_nothing(files: RankFiles) -> None:
+    """Leave the outputs of a task that has none, before its function runs: it may not come back."""
+    from flytekit.models.literals import LiteralMap
+
+    _write_types({}, files.types)
+    write_literals(LiteralMap({}), files.result)
+
+
 def _write_types(outputs: Mapping[str, Any], path: Path) -> None:
     from flyteidl.core import interface_pb2
 
@@ -205,7 +213,7 @@ def _paths(value: Any) -> Iterator[str]:
 
 
 def _is_not_there(path: str) -> PayloadError:
-    owner = _OF_A_RANK.search(path)
+    owner = _OF_A_RANK.search(os.path.realpath(path))  # TMPDIR is a link
     whose = f": it is in the scratch of rank {owner[2]}, round {owner[1]}" if owner is not None else ""
     return PayloadError(
         f"rank 0 returns a path that is not there{whose}",

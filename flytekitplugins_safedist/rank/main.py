@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -32,9 +32,9 @@ from ..record.writer import RECORDER, Recorder
 from ..texts import encodable
 from . import context, debugger, literals, recording, replicas, shared_page, task, task_context, users_code
 from .backends.torch import open_store_early
-from .fork import Reads, as_fresh, die_with_parent
+from .fork import Reads, as_fresh, die_with_parent, elsewhere, top_names
 from .order import JobOrder, RankOrder
-from .outcome import Raised, RankOutcome, Status
+from .outcome import TEXT_BYTES, Raised, RankOutcome, Status
 from .shared_page import RankPage
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def fresh(server: int) -> NoReturn:
 def start_fresh(job: JobOrder, order: RankOrder) -> int:
     """Start one, from the rank server: not by a fork of ours, for this process may run threads by now. Returns its
     process id."""
-    with order.log.open("ab") as output, open(_orders(job, order)) as orders:
+    with order.log.open("ab") as output, order.logs[-1].open("ab") as errors, open(_orders(job, order)) as orders:
         child = subprocess.Popen(
-            _command(os.getpid()), env=order.environment, cwd=job.cwd, stdin=orders, stdout=output, stderr=output
+            _command(os.getpid()), env=order.environment, cwd=job.cwd, stdin=orders, stdout=output, stderr=errors
         )
     child.returncode = 0  # reaped by the server, not by subprocess
     return child.pid
@@ -92,7 +92,8 @@ def _become_fresh(job: JobOrder, order: RankOrder, server: int) -> NoReturn:
 
 
 def _command(server: int) -> list[str]:
-    return [sys.executable, "-c", _BOOT, str(Path(__file__).parents[2]), str(server)]
+    own: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *own, "-c", _BOOT, str(Path(__file__).parents[2]), str(server)]
 
 
 def _orders(job: JobOrder, order: RankOrder) -> int:
@@ -145,13 +146,14 @@ def _run(job: JobOrder, order: RankOrder, server: int, sets: Mapping[str, str], 
             _start_again(job, order, server, why)
         RECORDER.value = _recorder(order, began)
         transfers = _transfers(job, order)
+        libraries = top_names()
         with ExitStack() as held:
             try:
                 entity, ctx = _imported(job, order, transfers, held)
             finally:  # also where it has failed: perhaps for that
-                why = None if reads is None else reads.difference({**sets, **order.environment}, os.environ)
+                why = None if reads is None else _difference(job, order, sets, reads, libraries)
                 if why is not None:
-                    _start_again(job, order, server, f"{why}; @task(environment=...) would spare that")
+                    _start_again(job, order, server, why)
             _phase_ended(seconds, began, "import")
             _have_collectives_seen(order, shared, evidence)
             _work(job, order, entity, ctx, transfers, phase_ended=partial(_phase_ended, seconds, began))
@@ -159,16 +161,33 @@ def _run(job: JobOrder, order: RankOrder, server: int, sets: Mapping[str, str], 
         # may be done then.
         shared.leave()
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
-        shown = encodable(recording.shown(error))
-        _recorded(failed=True)
-        raised = recording.record(error, shown, world_size=order.context.world_size)
-        shared.end(_outcome(order, Status.RAISED, seconds, raised, shared.step))
-        if not isinstance(error, KeyboardInterrupt):  # Ctrl-C: where each rank was is what nobody wants to read
-            print(shown, file=sys.stderr, end="", flush=True)  # noqa: T201  (the rank's log is where a user looks first)
+        _fail(order, shared, seconds, error)
         return EXIT_FAILED
     _recorded(failed=False)
-    shared.end(_outcome(order, Status.SUCCEEDED, seconds, None))
+    shared.end(_outcome(order, Status.SUCCEEDED, seconds, None).to_json())
     return 0
+
+
+def _fail(order: RankOrder, shared: RankPage, seconds: dict[str, float], error: BaseException) -> None:
+    """Leave the outcome of a rank that ends with an error."""
+    shown = encodable(recording.shown(error))
+    _recorded(failed=True)
+    raised = recording.record(error, shown, world_size=order.context.world_size)
+    outcome = _outcome(order, Status.RAISED, seconds, raised, shared.step)
+    shared.end(outcome.to_json())
+    if outcome.raised is not None and not isinstance(error, KeyboardInterrupt):  # nobody wants to read where that was
+        # The rank's log is where a user looks first; a text is cut there as it is in the verdict.
+        print(outcome.raised.traceback, file=sys.stderr, end="", flush=True)  # noqa: T201
+
+
+def _difference(
+    job: JobOrder, order: RankOrder, sets: Mapping[str, str], reads: Reads, libraries: Collection[str]
+) -> str | None:
+    """Why a fresh interpreter, having imported the user's module, would be another than this one."""
+    why = reads.difference({**sets, **order.environment}, os.environ)
+    if why is not None:
+        return f"{why}; @task(environment=...) would spare that"
+    return None if tuple(sys.path) == job.sys_path else elsewhere(libraries, sys.path)
 
 
 def _recorder(order: RankOrder, began: float) -> Recorder:
@@ -184,7 +203,7 @@ def _recorded(*, failed: bool) -> None:
 
 def _become(order: RankOrder, shared: RankPage, sets: Mapping[str, str]) -> Evidence:
     """Take on the rank's variables, output and identity."""
-    _redirect_output(order.log)
+    _redirect_output(order)
     os.environ.clear()
     os.environ.update({**sets, **order.environment})
     log.install()
@@ -201,7 +220,6 @@ def _imported(job: JobOrder, order: RankOrder, transfers: RankTransfers, held: E
     os.chdir(job.cwd)
     sys.path[:] = job.sys_path
     sys.argv[:] = job.argv
-    recording.flytes_errors()
     place = order.context
     entered = task_context.entered(job.flyte, place.scratch / "flyte", transfers.access(), restarted=place.round > 0)
     if job.flyte.mode == task_context.IN_POD:  # as flytekit does it: a module knows its execution
@@ -259,6 +277,10 @@ def _work(
         with users_code.without_children():
             inputs = transfers.outlast("fetching the task's inputs", lambda: _inputs(job, entity, ctx, transfers))
         phase_ended("inputs")
+        if task.task_of(entity) is entity and not entity.python_interface.outputs:
+            context.page().may_end_anywhere = True
+            if order.context.rank == 0:
+                literals.write_nothing(order.files)
         with context.IN_ANY_CASE:
             with users_code.without_children():
                 returned = task.task_of(entity).task_function(**inputs)
@@ -291,22 +313,22 @@ def _phase_ended(seconds: dict[str, float], started: float, name: str) -> None:
         RECORDER.value.phase(name, started + before, seconds[name])
 
 
-def _redirect_output(log: Path) -> None:
-    """Send file descriptors 1 and 2 to the log file: native code and child processes write there as well."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)
-    os.close(null)
+def _redirect_output(order: RankOrder) -> None:
+    """Send file descriptors 1 and 2 to the log files: native code and child processes write there as well."""
+    writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for number, path, how in ((0, os.devnull, os.O_RDONLY), (1, order.log, writing), (2, order.logs[-1], writing)):
+        file = os.open(path, how, 0o600)
+        os.dup2(file, number)
+        os.close(file)
     for stream in (sys.stdout, sys.stderr):
         # Whole lines at once, at once: the node's log is live, and a killed rank's last words are kept.
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
 
 
-def _outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised: Raised | None, step: int = -1) -> str:
+def _outcome(
+    order: RankOrder, status: Status, seconds: dict[str, float], raised: Raised | None, step: int = -1
+) -> RankOutcome:
     timed_out = raised is not None and raised.failure is Failure.TIMED_OUT
     outcome = RankOutcome.of(
         order.context,
@@ -318,4 +340,4 @@ def _outcome(order: RankOrder, status: Status, seconds: dict[str, float], raised
         seconds=seconds,
         step=step,
     )
-    return outcome.fitting(shared_page.RECORD_BYTES, RankOutcome.to_json).to_json()
+    return outcome.as_told(TEXT_BYTES // 2)  # the other half is for what its agent knows besides

@@ -50,7 +50,8 @@ class RankOrder(Record):
         context: identity and scratch directory.
         environment: the rank's whole environment; nothing else is inherited.
         files: what it and its agent hand each other.
-        log: file for standard output and error.
+        log: file for standard output, and for standard error where that is not apart.
+        errors: file for standard error, where it is apart.
         terminal: at which the job was started, for ``breakpoint()``; "": none.
         profile: the first and the last step that torch.profiler looks into, where it does.
     """
@@ -59,8 +60,14 @@ class RankOrder(Record):
     environment: dict[str, str]
     files: RankFiles
     log: Path
+    errors: Path | None = None
     terminal: str = ""
     profile: tuple[int, int] | None = None
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """All that it prints, what it prints of errors last."""
+        return (self.log,) if self.errors is None else (self.log, self.errors)
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,11 @@ class TaskSource(Record):
     arguments: tuple[str, ...] = ()
     mapped: bool = False
     imports: tuple[str, ...] = ()
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is the task of ``python -m flytekitplugins_safedist.run``, whose streams stay apart."""
+        return self.name == "flytekitplugins_safedist.run.script"
 
     @property
     def shown(self) -> str:

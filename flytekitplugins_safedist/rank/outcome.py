@@ -59,6 +59,9 @@ class Raised(Record):
             object.__setattr__(self, name, encodable(getattr(self, name)))
 
 
+TEXT_BYTES = 1 << 16
+"""Of an outcome record that goes to the coordinator, at the cost of the middle of long texts."""
+
 NO_RANK = -1
 """In the place of a rank: the node itself failed, before it had any."""
 
@@ -75,6 +78,7 @@ class RankOutcome(Record):
         time_ns: when, in nanoseconds since the epoch, by its node's clock.
         raised: the exception, where ``status`` is RAISED.
         exit_code: of the process; negative for a signal; None while it has not ended.
+        at: the line of code where it crashed, as ``train.py:12 in step``.
         log_tail: the last lines it printed.
         memory: what is known of memory on its node, where it was killed.
         out_of_memory: whether processes were OOM-killed there while the ranks ran.
@@ -95,6 +99,7 @@ class RankOutcome(Record):
     time_ns: int
     raised: Raised | None = None
     exit_code: int | None = None
+    at: str = ""
     log_tail: tuple[str, ...] = ()
     memory: str = ""
     out_of_memory: bool = False
@@ -105,7 +110,7 @@ class RankOutcome(Record):
     seconds: dict[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name in ("host", "memory", "others"):
+        for name in ("host", "at", "memory", "others"):
             object.__setattr__(self, name, encodable(getattr(self, name)))
         object.__setattr__(self, "log_tail", tuple(map(encodable, self.log_tail)))
         object.__setattr__(self, "seconds", {encodable(phase): spent for phase, spent in self.seconds.items()})
@@ -141,6 +146,7 @@ class RankOutcome(Record):
             out_of_memory=self.out_of_memory,
             timed_out=self.timed_out,
             others=bool(self.others),
+            of_disk=raised is not None and bool(raised.errnos),
             gpu_code="" if self.gpu is None else self.gpu.code,
             gpu_is_hardware=self.gpu is not None and self.gpu.is_hardware,
         )
@@ -171,6 +177,10 @@ class RankOutcome(Record):
         while len(dump(record).encode()) > limit and record.log_tail:
             record = replace(record, log_tail=record.log_tail[len(record.log_tail) // 2 + 1 :])
         return record
+
+    def as_told(self, limit: int = TEXT_BYTES) -> RankOutcome:
+        """The same record, cut to what travels: in other messages' JSON it has at most ``limit`` bytes."""
+        return self.fitting(limit, lambda record: json.dumps(record.to_json(), ensure_ascii=False))
 
     def to_json(self) -> str:
         """The record as one line of JSON, in as few bytes as its texts allow: there is a limit."""

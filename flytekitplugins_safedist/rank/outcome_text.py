@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 import re
-import signal
 
-from ..failures import Failure, name_of, worker_killed
+from ..failures import Failure, how_ended, name_of, worker_killed
 from .outcome import NO_RANK, Raised, RankOutcome, Status
 
-_SIGNAL_REASONS: dict[int, str] = {
-    signal.SIGKILL: "most often the kernel's out-of-memory killer or a memory limit of the pod; else someone's kill -9",
-    signal.SIGTERM: "asked to stop from outside: eviction, preemption, or a timeout of the platform",
-    signal.SIGINT: "interrupted from outside (Ctrl-C)",
-    signal.SIGSEGV: "invalid memory access in native code (a C extension, a CUDA library, an ABI mismatch)",
-    signal.SIGBUS: "bus error; in a container most often a full /dev/shm (raise @task(shared_memory=...))",
-    signal.SIGABRT: "native code aborted (an assertion in C++, a failed allocation, Gloo or NCCL losing a peer)",
-    signal.SIGFPE: "arithmetic error in native code (an integer division by zero)",
-    signal.SIGILL: "an instruction that this processor lacks: the wheel was built for another one",
-    signal.SIGXCPU: "the CPU time limit was reached",
-    signal.SIGXFSZ: "the file size limit was reached",
-}
-
 _OUT_OF_MEMORY = "SIGKILL: the kernel's out-of-memory killer"
-
-
-def signal_reason(number: int) -> str:
-    """The signal's name and its likely reason, as ``SIGKILL: most often …``."""
-    name, reason = name_of(number), _SIGNAL_REASONS.get(number)
-    return f"{name}: {reason}" if reason else name
 
 
 def how(outcome: RankOutcome) -> str:
@@ -86,8 +66,9 @@ def describe(outcome: RankOutcome) -> str:
         text = f"{place} {_loss(outcome)}raised {_class(outcome.raised)}: {_message(outcome.raised)}"
         text += f"\n\n{_frames(outcome.raised)}"
     elif outcome.status is Status.KILLED:
-        reason = _OUT_OF_MEMORY if outcome.out_of_memory else signal_reason(-(outcome.exit_code or 0))
-        text = f"{place} was killed by {reason}"
+        reason = _OUT_OF_MEMORY if outcome.out_of_memory else how_ended(outcome.exit_code)
+        name, colon, why = reason.partition(": ")
+        text = f"{place} was killed by {name}{f' at {outcome.at}' if outcome.at else ''}{colon}{why}"
     else:
         text = f"{place} ended with exit code {outcome.exit_code} and no result (os._exit, or a native crash)"
     if outcome.gpu is not None:

@@ -4,8 +4,9 @@ Layout, all of it mode 0700::
 
     <root>/safedist-<random>/
         round-0/rank-3/        what current_rank().scratch names
-            tmp/               TMPDIR
+            tmp/               TMPDIR, by its link
             flyte/             flytekit's local sandbox and working directory
+        0-3                    link to that rank's tmp/ in that round
         node/                  what current_rank().node_dir names, of all ranks and rounds
         inputs/                what ranks download of the task's inputs, once for all of them
         cache/rank-3/<name>/   compile caches (caches.py): a restart does not compile again
@@ -13,8 +14,8 @@ Layout, all of it mode 0700::
         logs/round-0-rank-3.log
         orders/                inputs, and what ranks hand back
 
-Names are short because sockets are made below TMPDIR; below a long root, TMPDIR goes through a short link to the job's
-directory.
+Sockets are made below TMPDIR, and their paths must be short: so it goes through that link, and where that is too long
+all the same, through another to the job's directory, in /tmp.
 """
 
 from __future__ import annotations
@@ -35,18 +36,13 @@ class RankScratch:
 
     Attributes:
         path: of its own directory.
-        short: the same, short enough for sockets below its TMPDIR.
+        tmp: its TMPDIR: a link.
         caches: parent of its compile caches, in every round the same.
     """
 
     path: Path
-    short: Path
+    tmp: Path
     caches: Path
-
-    @property
-    def tmp(self) -> Path:
-        """The rank's TMPDIR."""
-        return self.short / "tmp"
 
     def environment(self, shared: Collection[str]) -> dict[str, str]:
         """Variables that send temporary files, compile caches and what torch's ``record`` writes of an error here.
@@ -97,12 +93,16 @@ class JobScratch:
 
     def rank(self, round_: int, rank: int) -> RankScratch:
         """The directories of a rank."""
-        below = Path(f"round-{round_}") / f"rank-{rank}"
-        return RankScratch(self.path / below, self.short / below, self.path / "cache" / f"rank-{rank}")
+        own = self.path / f"round-{round_}" / f"rank-{rank}"
+        return RankScratch(own, self.short / f"{round_}-{rank}", self.path / "cache" / f"rank-{rank}")
 
     def log(self, round_: int, rank: int) -> Path:
         """The file that holds all that a rank printed."""
         return self.logs / f"round-{round_}-rank-{rank}.log"
+
+    def errors(self, round_: int, rank: int) -> Path:
+        """The file for its standard error, where that is apart."""
+        return self.logs / f"round-{round_}-rank-{rank}.err"
 
     def files(self, round_: int, rank: int) -> RankFiles:
         """What a rank and its agent hand each other."""

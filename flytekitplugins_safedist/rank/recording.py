@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import traceback
 from pathlib import Path
 from types import TracebackType
 
 from .. import failures
-from ..errors import HangError, SafedistError
-from ..failures import ChainLink, Failure
-from ..store.errors import failed_by_itself
-from ..texts import ask, chain, said
+from ..errors import SafedistError
+from ..texts import ask, said
 from .outcome import Raised
 from .users_code import imported
 
@@ -24,68 +21,37 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
     module = type(error).__module__
     qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
     message = _message(error)
-    by_class, echo = _by_class(error), error.echo if isinstance(error, SafedistError) else 0
-    links = [
-        ChainLink(type(each).__qualname__, message if each is error else said(each), depth, failures.in_setup(each))
-        for each, depth in failures.linked(error)
-    ]
-    causes = [cause for cause in chain(error, implied=True) if isinstance(cause, OSError)]
-    errnos = tuple(cause.errno for cause in causes if isinstance(cause.errno, int))
-    failure = failures.of_exception(links, errnos, by_class=by_class, world_size=world_size, is_word_of_loss=echo == 2)
+    links = [link for _, link in failures.evidence(error, lambda each: message if each is error else said(each))]
+    failure = failures.of_exception(links, world_size=world_size)
+    is_platforms = failures.ROWS[failure].payer is failures.Payer.FLYTE
     return Raised(
         type=qualified[:_CODE_CHARACTERS],
         message=message,
         traceback=shown,
         failure=failure,
-        repeats=(failure is Failure.OWN and _comes_again(error)) or failures.repeats(failure, links, errnos),
-        errnos=errnos,
-        of_another=echo == 1,
-        code=ask(lambda: _own_code(error, by_class), str),
+        repeats=failures.repeats(failure, links),
+        errnos=failures.errnos(links),
+        of_another=isinstance(error, SafedistError) and error.of_another,
+        code="" if is_platforms else ask(lambda: _own_code(error), str),
     )
-
-
-def _comes_again(error: BaseException) -> bool:
-    return error.repeats if isinstance(error, SafedistError) else isinstance(error, (ImportError, SyntaxError))
 
 
 def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit):
+        if isinstance(words := vars(error).get("words"), str):  # of a script (:mod:`..run`)
+            return words
         code = ask(lambda: repr(error.code), lambda: "...")
         return f"the task function called sys.exit({code}) instead of returning a value"
     return said(error)
 
 
-def _own_code(error: BaseException, by_class: Failure) -> str:
-    """An ``error_code`` that the user gave their exception: flytekit shows it (FlyteUserRuntimeException). Of the
-    platform's that of our class, if it has one."""
-    if by_class is Failure.STORAGE:
-        return error.platforms if isinstance(error, SafedistError) else ""
+def _own_code(error: BaseException) -> str:
+    """An ``error_code`` that the user gave their exception: flytekit shows it (FlyteUserRuntimeException)."""
     try:
         code = getattr(error, "error_code", None)
         return str(code)[:_CODE_CHARACTERS] if isinstance(code, (str, int)) else ""
     except Exception:  # a property of the user's; the error has a name all the same
         return ""
-
-
-@functools.cache
-def flytes_errors() -> tuple[type[Exception], type[Exception]]:
-    """Found before the user's function runs, which may empty ``sys.modules``."""
-    from flytekit.exceptions.base import FlyteRecoverableException
-    from flytekit.exceptions.system import FlyteSystemException
-
-    return FlyteSystemException, FlyteRecoverableException
-
-
-def _by_class(error: BaseException) -> Failure:
-    system, recoverable = flytes_errors()
-    # Order matters: flytekit's system errors (upload, download) are recoverable by inheritance.
-    if isinstance(error, system):
-        return Failure.STORAGE
-    if isinstance(error, (recoverable, HangError)):
-        return Failure.RECOVERABLE
-    # Ours say by their class whose doing they are, or by what they were raised from.
-    is_platforms = isinstance(error, SafedistError) and (error.platforms or failed_by_itself(error))
-    return Failure.STORAGE if is_platforms else Failure.OWN
 
 
 def shown(error: BaseException) -> str:

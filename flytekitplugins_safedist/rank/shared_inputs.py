@@ -38,7 +38,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CONTENT, _AS_FETCHED = "content", "as_fetched.json"
+_CONTENT, _AS_FETCHED, _AMOUNT = "content", "as_fetched.json", "amount.json"
+
+
+def amount(directory: Path) -> tuple[int, int]:
+    """How many files, and bytes, the ranks of a node have downloaded there for all of them."""
+    of_each = [json.loads(entry.read_text()) for entry in directory.glob(f"*/{_AMOUNT}")]
+    return sum(files for files, _ in of_each), sum(size for _, size in of_each)
 
 
 class SharedInputs:
@@ -197,7 +203,9 @@ def _protect(entry: Path, address: str) -> tuple[int, int]:
         file.chmod(found.st_mode & 0o555)
         facts[str(file.relative_to(content))] = [found.st_size, found.st_mtime_ns]
     (entry / _AS_FETCHED).write_text(json.dumps({"address": public(address), "files": facts}))
-    return len(facts), sum(size for size, _ in facts.values())
+    files, size = len(facts), sum(size for size, _ in facts.values())
+    (entry / _AMOUNT).write_text(json.dumps([files, size]))
+    return files, size
 
 
 def _see_it_unchanged(entry: Path) -> None:

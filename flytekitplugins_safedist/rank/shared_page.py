@@ -50,6 +50,7 @@ _NO_STEP = _STEP_MASK
 _PREEMPTED, _CALL, _ANSWER, _STAYS = 0, 1, 2, 3
 _FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS, _BEGUN, _ENDED = 8, 9, 10, 11, 12, 13, 14, 15
 _WAITS, _WAITED, _STEPS, _STEP, _SAVES, _WRITES, _OF, _FRESH, _FETCHED_FOR = 16, 17, 18, 19, 20, 21, 22, 23, 24
+_SCRIPT = 25
 """Words of the agent, and of the rank, on cache lines of their own."""
 
 _AWAITED_AT, _AWAITED_BYTES = 256, 128
@@ -206,6 +207,11 @@ class AgentPage:
         )
 
     @property
+    def runs_script(self) -> bool:
+        """Whether the rank runs a script, whose end with status 0 is its success, however it comes to that."""
+        return bool(self._words[_SCRIPT])
+
+    @property
     def steps_to_come(self) -> int:
         """How many steps the rank will have ended in all, as it says; 0 where it does not."""
         return int(self._words[_OF])
@@ -233,6 +239,8 @@ class RankPage:
         self._target = NOWHERE
         self._urgent = False
         self._counting = threading.Lock()
+        self.may_end_anywhere = False
+        """Whether the rank's task has no outputs, so that nothing is missing where its script ends the process."""
 
     @property
     def preempted(self) -> bool:
@@ -342,6 +350,15 @@ class RankPage:
     def leave(self) -> None:
         """The rank's function has returned or raised: nobody need wait for this rank any more."""
         self._words[_LEFT] = 1
+
+    @contextmanager
+    def running_script(self) -> Iterator[None]:
+        """Inside, a script is run (:attr:`AgentPage.runs_script`)."""
+        self._words[_SCRIPT] = int(self.may_end_anywhere)
+        try:
+            yield
+        finally:
+            self._words[_SCRIPT] = 0
 
     @contextmanager
     def debugging(self) -> Iterator[None]:

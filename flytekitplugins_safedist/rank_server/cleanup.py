@@ -17,8 +17,8 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 """Helpers of Python and torch that remove shared memory once their last client has ended. They end by themselves then:
 the first has a pipe from its clients, the second a socket."""
-_CLEANING_SECONDS = 1.0
-"""They need some hundredths of a second: less than this, or somebody else keeps them."""
+_CLEANING_SECONDS = 10.0
+"""They need some hundredths of a second, and more where the processor is busy: nobody waits longer than they take."""
 
 
 def adopt_orphans() -> None:
@@ -98,23 +98,23 @@ def _cleans_up(pid: int) -> bool:
 def end_descendants(*, spare: Collection[int], patience: float) -> None:
     """Kill and reap all children, and theirs as they are handed over, for at most ``patience`` seconds.
 
-    Those that remove what others have left in shared memory have a second to end by themselves first: they do when the
-    last of the others is gone.
+    Those that remove what others have left in shared memory have time to end by themselves first: they do when the last
+    of the others is gone.
 
     Args:
         spare: children to leave alone.
-        patience: seconds; what the kernel cannot end by then is left behind.
+        patience: seconds for each of both; what the kernel cannot end by then is left behind.
     """
-    began = time.monotonic()
 
     def left(*, cleaners: bool) -> list[int]:
         return [pid for pid in children() if pid not in spare and (cleaners or not _cleans_up(pid))]
 
-    _end_all(lambda: left(cleaners=False), began + patience)
-    while left(cleaners=True) and time.monotonic() < began + min(patience, _CLEANING_SECONDS):
+    _end_all(lambda: left(cleaners=False), time.monotonic() + patience)
+    deadline = time.monotonic() + _CLEANING_SECONDS
+    while left(cleaners=True) and time.monotonic() < deadline:
         reap_one_of(left(cleaners=True))
         time.sleep(0.005)
-    _end_all(lambda: left(cleaners=True), began + patience)
+    _end_all(lambda: left(cleaners=True), time.monotonic() + patience)
 
 
 def reap_one_of(pids: Collection[int]) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from .. import frames
 from ..errors import LaunchError, LaunchTimeoutError
+from ..failures import how_ended
 from ..hangs import evidence
 from ..rank.order import JobOrder, RankOrder
-from ..rank.outcome_text import signal_reason
 from . import cleanup
 from .launch import Launched
 from .scan import Step
@@ -89,21 +89,19 @@ class RankServer:
         """What the server removes at its end, which is this process's at the latest."""
         self._send("guard", paths=list(map(str, paths)))
 
-    def take(
-        self, steps: Sequence[Step], *, environment: Mapping[str, str], own: Mapping[str, str] | None = None
-    ) -> None:
+    def take(self, steps: Sequence[Step], *, environment: Mapping[str, str], path: Sequence[str] = ()) -> None:
         """Have the server import what this job's files import from installed packages; :meth:`ready` waits.
 
         Args:
             steps: see :mod:`.scan`.
             environment: all variables under which that is done.
-            own: names of the user's modules, and where each is.
+            path: the ranks' module search path: what they find elsewhere must not be taken from here.
         """
-        self._take(steps, environment, own or {}, needed=False)
+        self._take(steps, environment, path, needed=False)
 
     def take_needed(self, libraries: Sequence[str], environment: Mapping[str, str]) -> None:
         """The same of what every rank needs, by name."""
-        self._take([f"import {name}" for name in libraries], environment, {}, needed=True)
+        self._take([f"import {name}" for name in libraries], environment, (), needed=True)
 
     def ready(self, timeout: float) -> Imported:
         """Wait until all is imported that was asked for.
@@ -141,22 +139,22 @@ class RankServer:
         self._started.update(pids)
         return pids
 
-    def signal(self, pids: Sequence[int], number: int, *, whole_group: bool) -> None:
-        """Send a signal to ranks that have not ended: to the ranks alone, or to all they have started as well.
+    def signal(self, pids: Sequence[int], number: int) -> None:
+        """Send a signal to ranks that have not ended; SIGKILL also to all they have started.
 
         Raises:
             LaunchError: the server is gone, and the ranks with it. One that does not answer is ended: what it does not
                 pass on would reach nobody, and its ranks would run on.
         """
         try:
-            self._ask("signal", SIGNAL_SECONDS, pids=list(pids), number=int(number), whole_group=whole_group)
+            self._ask("signal", SIGNAL_SECONDS, pids=list(pids), number=int(number))
         except LaunchTimeoutError as error:
             self._kill(signal.SIGKILL)
             raise self._lost() from error
 
     def ask_for_stacks(self, pid: int) -> None:
         """Have a rank write its stacks: its parent signals it, so that the number is nobody else's by then."""
-        self.signal([pid], evidence.SIGNAL, whole_group=False)
+        self.signal([pid], evidence.SIGNAL)
 
     def ended(self, *, wait: float = 0.0) -> list[EndedRank]:
         """Ranks that ended since the last call; waits up to ``wait`` seconds for the first.
@@ -171,21 +169,49 @@ class RankServer:
         ended, self._ended = self._ended, []
         return ended
 
+    def end_ranks(self) -> None:
+        """End all ranks, and what they have started. A server that cannot is ended itself."""
+        if self._exit_code is not None:
+            return
+        try:
+            if self._taking:  # it imports, and hears of nothing; it has no ranks yet
+                raise self._lost()
+            self._ask("end_ranks", SERVER_NICE_SECONDS)
+        except LaunchError:
+            self.close()
+        self._started.clear()
+        self._ended.clear()
+
+    def stand_by(self, seconds: float) -> None:
+        """Have the server guard nothing any more, and end when nobody has needed it for so long.
+
+        Raises:
+            LaunchError: it is gone.
+        """
+        self._ask("stand_by", SIGNAL_SECONDS, seconds=seconds)
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether a server that stands by has not ended, and would have imported the same under these variables."""
+        try:
+            return self._ask("fits", SIGNAL_SECONDS, environment=dict(environment))["why"] is None
+        except LaunchError:
+            return False
+
     def close(self) -> None:
         """End the server and all ranks; what it guards goes, too. Closing twice is allowed."""
         if self._exit_code is not None:
             return
         self._connection.close()
-        if self._taking:  # it imports, and hears of nothing; it has no ranks yet
+        if self._taking:
             self._kill(signal.SIGKILL)
         cleanup.thaw(self._pid)
         self._reap(SERVER_NICE_SECONDS)
 
     # --- protocol --------------------------------------------------------------------------------------------------
     def _take(
-        self, steps: Sequence[Step], environment: Mapping[str, str], own: Mapping[str, str], *, needed: bool
+        self, steps: Sequence[Step], environment: Mapping[str, str], path: Sequence[str], *, needed: bool
     ) -> None:
-        self._send("take", steps=list(steps), environment=dict(environment), own=dict(own), needed=needed)
+        self._send("take", steps=list(steps), environment=dict(environment), path=list(path), needed=needed)
         self._taking += 1
 
     def _ask(self, op: str, timeout: float, **request: Any) -> dict[str, Any]:
@@ -245,8 +271,6 @@ class RankServer:
                 os.killpg(pid, signal.SIGKILL)
         self._started.clear()
         self._reap(1.0)
-        code = self._exit_code
-        seen = "it left" if code is None else signal_reason(-code) if code < 0 else f"exit code {code}"
         hint = "give the pod more memory if it was killed"
         if not began:
             hint += (
@@ -256,7 +280,7 @@ class RankServer:
         return LaunchError(
             "the process that starts and watches this node's ranks is gone, and its ranks with it",
             where={"pid": self._pid, "host": socket.gethostname()},
-            seen=seen,
+            seen=how_ended(self._exit_code),
             hint=hint,
         )
 

@@ -54,7 +54,7 @@ def launch(environment: Mapping[str, str]) -> Launched:
     try:
         with theirs:
             child = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, *where],
+                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _BOOT, *where],  # type: ignore[attr-defined]
                 env=dict(environment),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

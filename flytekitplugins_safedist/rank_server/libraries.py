@@ -14,6 +14,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -107,7 +108,9 @@ class Libraries:
             die_with_parent(signal.SIGKILL)
             step, why = json.loads(answer)
             self.left.append(f"{why}: each rank imports it by itself")
-            todo = [each for each in todo if each != step]
+            # What else imports it would spoil this process, too, and each time all would be imported once more.
+            todo = [each for each in todo if not (isinstance(each, str) and _tops(each) & _tops(step))]
+            self.steps.append(step)
 
     def _take(self, todo: Sequence[Step]) -> str | None:
         """Take steps, up to the first that spoils this process; why it does."""
@@ -151,6 +154,11 @@ class Libraries:
         finally:
             os.environ.clear()
             os.environ.update(before)
+
+
+def _tops(step: str) -> set[str]:
+    """The packages that a step names."""
+    return set(re.findall(r"^\s*(?:import|from) (\w+)", step, re.MULTILINE))
 
 
 def shown(statement: str) -> str:

@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from ..rank.fork import places_of
 from .launch import NEEDED, by_finders, is_installed
 
 Step: TypeAlias = "str | tuple[str, str, bool]"
@@ -41,12 +42,10 @@ class Scan:
 
     Attributes:
         steps: in the order in which the interpreter would come to them.
-        own: top-level names of the user's modules that these files import, and where each is.
         stopped: where reading ended early, and why.
     """
 
     steps: tuple[Step, ...] = ()
-    own: dict[str, str] = field(default_factory=dict)
     stopped: str = ""
 
 
@@ -66,8 +65,8 @@ def scan(modules: Sequence[str], files: Sequence[str], path: Sequence[str]) -> S
         for name in modules:
             reading.imported(name, (), f"import {name}")
     except _StopError as stop:
-        return Scan(tuple(reading.steps), reading.own, str(stop))
-    return Scan(tuple(reading.steps), reading.own)
+        return Scan(tuple(reading.steps), str(stop))
+    return Scan(tuple(reading.steps))
 
 
 class _StopError(Exception):
@@ -78,7 +77,6 @@ class _StopError(Exception):
 class _Reading:
     path: Sequence[str]
     steps: list[Step] = field(default_factory=list)
-    own: dict[str, str] = field(default_factory=dict)
     _read: set[Path] = field(default_factory=set)
     _specs: dict[str, ModuleSpec | None] = field(default_factory=dict)
 
@@ -111,7 +109,6 @@ class _Reading:
             spec = self.spec(".".join(parts[:count]))
             if spec is None or not self.is_own(spec):
                 return
-            self.own[parts[0]] = places_of(spec)[0] if count == 1 else self.own[parts[0]]
             if spec.has_location and spec.origin is not None and spec.origin.endswith(".py"):
                 is_package = spec.submodule_search_locations is not None
                 self.file(Path(spec.origin), parts[: count if is_package else count - 1])
@@ -125,26 +122,11 @@ class _Reading:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError):
             return  # ranks will say so
-        self._note_own(tree)
         late: list[ast.stmt] = []
         for node in tree.body:
             self.statement(node, package, file, late)
         for node in late:
             self.statement(node, package, file, [])
-
-    def _note_own(self, tree: ast.Module) -> None:
-        """What is imported anywhere in a file, also in functions."""
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            else:
-                continue
-            for top in {name.partition(".")[0] for name in names} - {*NEEDED}:
-                spec = self.spec(top)
-                if spec is not None and self.is_own(spec):
-                    self.own[top] = places_of(spec)[0]
 
     def statement(self, node: ast.stmt, package: Sequence[str], file: Path, late: list[ast.stmt]) -> None:
         """Read one statement of a module; imports in a task's body come *late*."""
@@ -157,8 +139,11 @@ class _Reading:
                 if level <= len(package):  # else ranks will say so
                     name = ".".join(filter(None, base))
                     self.imported(name, [alias.name for alias in names], ast.unparse(node))
-            case ast.Try() | ast.With() | ast.If():
-                self._block(node, package, file, late)
+            case ast.With() | ast.If() if (body := _surely_run(node)) is not None:
+                for each in body:
+                    self.statement(each, package, file, late)
+            case ast.Try():
+                self._try(node, package, file, late)
             case ast.FunctionDef(decorator_list=decorators) if any(map(_is_task, decorators)):
                 late += [each for each in node.body if isinstance(each, (ast.Import, ast.ImportFrom))]
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -183,7 +168,7 @@ class _Reading:
         elif top not in sys.stdlib_module_names:
             self.steps.append(statement)
 
-    def _block(self, node: Any, package: Sequence[str], file: Path, late: list[ast.stmt]) -> None:
+    def _try(self, node: ast.Try, package: Sequence[str], file: Path, late: list[ast.stmt]) -> None:
         def read(body: Sequence[ast.stmt]) -> list[Step]:
             kept, self.steps = self.steps, []
             try:
@@ -193,26 +178,11 @@ class _Reading:
                 found, self.steps = self.steps, kept
             return found
 
-        if isinstance(node, ast.If):
-            decided = _decided(node.test)
-            if decided is not None:  # else it is the interpreter's to know
-                self.steps += read(node.body if decided else node.orelse)
-            return
-        if isinstance(node, ast.With):
-            self.steps += read(node.body)
-            return
         body, otherwise = read(node.body), read([each for handler in node.handlers for each in handler.body])
         if otherwise and all(isinstance(step, str) for step in [*body, *otherwise]) and body:
             body = [f"try:\n{_indented(body)}\nexcept Exception:\n{_indented(otherwise)}"]
         self.steps += body  # a step that fails is passed over anyway
         self.steps += read([*node.orelse, *node.finalbody])
-
-
-def places_of(spec: ModuleSpec) -> list[str]:
-    """The directories that a module is in, or those of a namespace."""
-    if spec.has_location and spec.origin is not None:
-        return [str(Path(spec.origin).parent)]
-    return list(spec.submodule_search_locations or ["nowhere"])
 
 
 def _indented(steps: Sequence[Step]) -> str:
@@ -224,6 +194,14 @@ def _is_task(decorator: ast.expr) -> bool:
     return (isinstance(named, ast.Name) and named.id == "task") or (
         isinstance(named, ast.Attribute) and named.attr == "task"
     )
+
+
+def _surely_run(node: ast.With | ast.If) -> list[ast.stmt] | None:
+    """The statements of a block that are run; None where the text does not say."""
+    if isinstance(node, ast.With):
+        return node.body
+    is_so = _decided(node.test)
+    return None if is_so is None else node.body if is_so else node.orelse
 
 
 def _decided(test: ast.expr) -> bool | None:

@@ -14,24 +14,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
 import socket
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import frames, stopping
 from ..rank import main as rank_main
 from ..rank import replicas
-from ..rank.fork import die_with_parent
+from ..rank.fork import die_with_parent, elsewhere, top_names
 from ..rank.order import JobOrder, RankOrder
 from . import cleanup
 from .libraries import Libraries, unsafe_to_fork
-from .scan import places_of
 
 _KILL_GRACE_SECONDS = 30.0
 _ORPHANS_SECONDS = 5.0
@@ -67,6 +66,8 @@ class ForkServer:
         self.helpers: frozenset[int] = frozenset()  # what libraries started as they were imported: every round's
         self.wake_read, self.wake_write = os.pipe()
         self.agents_end = _descriptor_of(agent)
+        self.ends_at = math.inf
+        self.guards_replicas = False
 
     def run(self) -> None:
         """Answer requests and report ends of ranks, until the agent is gone; then leave nothing behind."""
@@ -92,7 +93,7 @@ class ForkServer:
                 self.reap()
             if watched[0] in readable:
                 self._answer(**json.loads(frames.receive(self.connection, frames.RANK_BYTES)))
-            elif not {*self.agents_end}.isdisjoint(readable):
+            elif not {*self.agents_end}.isdisjoint(readable) or time.monotonic() > self.ends_at:
                 return
 
     def _listen_to_signals(self) -> None:
@@ -105,6 +106,7 @@ class ForkServer:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _LIVES_BY)
 
     def _answer(self, op: str, **request: Any) -> None:
+        self.ends_at = math.inf
         if op == "guard":
             self.guarded = list(map(Path, request["paths"]))
             return
@@ -119,20 +121,20 @@ class ForkServer:
 
     # --- requests ------------------------------------------------------------------------------------------------
     def on_take(
-        self, *, environment: dict[str, str], steps: Sequence[Any], own: dict[str, str], needed: bool
+        self, *, environment: dict[str, str], steps: Sequence[Any], path: Sequence[str], needed: bool
     ) -> dict[str, Any]:
         """Import libraries.
 
         Args:
             environment: all variables under which that is done.
             steps: see :meth:`.libraries.Libraries.take`.
-            own: names of the user's modules, which the ranks are to find, and not what is imported here by that name;
-                and where each is.
+            path: the ranks' module search path; empty: it is not known yet.
             needed: see there.
         """
         os.environ.clear()
         os.environ.update(environment)
-        if needed:
+        if needed and not self.guards_replicas:
+            self.guards_replicas = True
             replicas.install()  # before torch
             self.libraries.unsafe = unsafe_to_fork("starting Python")
         die_with_parent(signal.SIGKILL)  # what hangs in an import could not see that the agent is gone
@@ -141,7 +143,7 @@ class ForkServer:
         self._listen_to_signals()
         self.helpers = frozenset(cleanup.children())
         return {
-            "unsafe": self.libraries.unsafe or _clash(own),
+            "unsafe": self.libraries.unsafe or (elsewhere(top_names(), path) if path else None),
             "left": self.libraries.left,
             "failed": self.libraries.failed,
             "bytes": _anonymous_bytes(),
@@ -151,17 +153,36 @@ class ForkServer:
         orders = JobOrder.from_dict(job), [RankOrder.from_dict(each) for each in ranks]
         server = os.getpid()
         pids: list[int] = []
-        for order in orders[1]:
-            pid = os.fork() if fork else rank_main.start_fresh(orders[0], order)
-            if pid == 0:
-                self._become_rank(orders[0], order, server)
-            self.ranks.add(pid)
-            pids.append(pid)
+        try:
+            for order in orders[1]:
+                pid = os.fork() if fork else rank_main.start_fresh(orders[0], order)
+                if pid == 0:
+                    self._become_rank(orders[0], order, server)
+                self.ranks.add(pid)
+                pids.append(pid)
+        except OSError:
+            for pid in pids:  # the agent never hears of these
+                cleanup.end_group(pid)
+            raise
         return {"pids": pids}
 
-    def on_signal(self, *, pids: list[int], number: int, whole_group: bool) -> None:
+    def on_signal(self, *, pids: list[int], number: int) -> None:
         for pid in self.ranks.intersection(pids):  # those not reaped yet: their numbers cannot belong to anyone else
-            cleanup.send_signal(pid, number, whole_group=whole_group)
+            if number == signal.SIGKILL:
+                cleanup.end_group(pid)
+            else:
+                cleanup.send_signal(pid, number, whole_group=False)
+
+    def on_end_ranks(self) -> None:
+        self._end_ranks(spare=self.helpers)
+
+    def on_fits(self, *, environment: dict[str, str]) -> dict[str, Any]:
+        now = {**self.libraries.sets, **environment}
+        return {"why": self.libraries.reads.difference({**self.libraries.sets, **os.environ}, now)}
+
+    def on_stand_by(self, *, seconds: float) -> None:
+        self.guarded = []
+        self.ends_at = time.monotonic() + seconds
 
     # --- children ------------------------------------------------------------------------------------------------
     def reap(self) -> None:
@@ -193,12 +214,16 @@ class ForkServer:
     def clean_up(self) -> None:
         """End all ranks and what they have started; remove what is guarded."""
         signal.set_wakeup_fd(-1)
+        self._end_ranks(spare=())
+        for path in self.guarded:
+            cleanup.remove(path)
+
+    def _end_ranks(self, *, spare: Collection[int]) -> None:
         for pid in self.ranks:
             cleanup.end_group(pid)
         # A process in uninterruptible sleep (a wedged GPU or NFS) may never go; do not wait for it for ever.
-        cleanup.end_descendants(spare=(), patience=_KILL_GRACE_SECONDS)
-        for path in self.guarded:
-            cleanup.remove(path)
+        cleanup.end_descendants(spare=spare, patience=_KILL_GRACE_SECONDS)
+        self.ranks.clear()
 
     def _become_rank(self, job: JobOrder, order: RankOrder, server: int) -> NoReturn:
         """In the forked child: shed the server, and be the rank."""
@@ -223,17 +248,6 @@ def _descriptor_of(process: int) -> list[int]:
         return [os.pidfd_open(process)]
     except (OSError, AttributeError):
         return []
-
-
-def _clash(own: Mapping[str, str]) -> str | None:
-    def is_taken(name: str, place: str) -> bool:
-        spec = getattr(sys.modules.get(name), "__spec__", None)
-        return spec is not None and name not in sys.stdlib_module_names and places_of(spec)[0] != place
-
-    taken = sorted(name for name, place in own.items() if is_taken(name, place))
-    if not taken:
-        return None
-    return f"modules of the task's are named as libraries that are imported already: {', '.join(taken)}"
 
 
 def _anonymous_bytes() -> int:

@@ -247,6 +247,7 @@ class NodePart(DataClassDictMixin):
         phases: of the node itself: name, begin, seconds.
         rounds: that it took part in; of many the first ones without their ranks.
         gpus: that it has.
+        inputs: files and bytes that were downloaded for all its ranks.
         offset: what to add to its times for those of node 0.
         error: how far that may be off, in seconds; None where nobody has measured it.
         version: :data:`VERSION`.
@@ -258,6 +259,7 @@ class NodePart(DataClassDictMixin):
     phases: list[tuple[str, float, float]] = field(default_factory=list)
     rounds: list[RoundPart] = field(default_factory=list)
     gpus: list[GpuPart] = field(default_factory=list)
+    inputs: tuple[int, int] = (0, 0)
     offset: float = 0.0
     error: float | None = 0.0
     version: int = VERSION

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from ..texts import human
 from . import findings, pictures
 from .events import GpuPart, RankPart, percentile
 from .findings import Findings, shown_seconds, stragglers
@@ -230,5 +231,8 @@ def _nodes(found: Findings) -> str:
         if part.error is not None:
             clock = f"{shown_seconds(abs(part.offset))} ± {shown_seconds(part.error)}"
         before = ", ".join(f"{name} {shown_seconds(seconds)}" for name, _, seconds in part.phases[-4:])
-        rows.append((part.node, part.host, clock, before))
-    return f"<h3>Nodes</h3>{table('node|host|clock against node 0|before its ranks', rows)}</div>"
+        files, size = part.inputs
+        inputs = f"{files} files, {human(size)}" if files else ""
+        rows.append((part.node, part.host, clock, before, inputs))
+    heads = "node|host|clock against node 0|before its ranks|inputs, downloaded once"
+    return f"<h3>Nodes</h3>{table(heads, rows)}</div>"

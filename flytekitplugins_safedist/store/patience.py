@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from ..errors import SafedistError
-from .errors import Retry, decisive, one_line
+from ..failures import decisive
+from .errors import Retry, one_line
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..failures import names_of
 from ..fs.atomic import aside, atomic_write, fsync_dir
-from ..texts import chain
-from .errors import codes, one_line
+from .errors import one_line
 
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """What link(2) says where there are no hard links, or not enough of them."""
@@ -54,7 +54,7 @@ def put_new(filesystem: Any, address: str, data: bytes) -> bool:
     except FileExistsError:
         return False
     except Exception as error:
-        said = set().union(*(codes(cause) for cause in chain(error)))
+        said = names_of(error)
         if said & _IS_THERE:
             return False
         if said & _NO_CONDITION:

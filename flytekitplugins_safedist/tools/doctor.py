@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import envvars
+from ..agent import memory
 from ..preflight import machine
 from ..preflight.machine import Finding
+from ..texts import human
 from ..topology.devices import device_files
 
 _SECONDS = 180.0
@@ -62,12 +64,25 @@ def examine(
     yield from machine.check_torch(output_of(_TORCH_PROBE), env, device_files())
     yield from _horovod(backend)
     yield from machine.check_shared_memory()
+    yield out_of_memory(memory.cgroup())
     scratch = Path(env.get(envvars.SCRATCH_ROOT) or env.get(envvars.TMPDIR) or "/tmp")  # noqa: S108  (the default)
     for path in dict.fromkeys([scratch, *paths]):
         yield from machine.check_directory(path)
     yield from machine.check_network()
     for uri in stores:
         yield from _store(uri)
+
+
+def out_of_memory(group: memory.Cgroup | None) -> Finding:
+    """What the kernel ends here when memory is out."""
+    if group is None:
+        return Finding("out of memory", "ok", "no control group of this process accounts for memory")
+    limit = "no limit" if group.limit is None else f"a limit of {human(group.limit)}"
+    facts = {"limit": group.limit, "as_one": group.as_one}
+    if not group.as_one:
+        return Finding("out of memory", "ok", f"{limit}; the kernel ends one process, a rank first", "", facts)
+    what = f"{limit}; the kernel ends all processes of the container at once (memory.oom.group): nobody says which rank"
+    return Finding("out of memory", "warning", what, "singleProcessOOMKill: true for the kubelet (1.32)", facts)
 
 
 def output_of(program: str, *arguments: str) -> dict[str, Any] | str:

@@ -91,7 +91,7 @@ def no_inputs(by: Ended) -> str:
 
 
 @pytest.mark.end("one node cannot import your code, cannot fetch it or the inputs, or has no scratch")
-@pytest.mark.end("storage stays down for a rank, or a node lacks code or inputs", "SYSTEM:Storage")
+@pytest.mark.end("storage", "SYSTEM:Storage")
 @pytest.mark.parametrize("node", [0, 1])
 def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(warm, tmp_path, node, as_promised):
     job = Unloadable(warm, tmp_path, "fixed")
@@ -110,7 +110,7 @@ def refusing():
         yield store.url
 
 
-@pytest.mark.end("storage stays down for a rank, or a node lacks code or inputs", "SYSTEM:Storage")
+@pytest.mark.end("storage", "SYSTEM:Storage")
 @pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)], ids=["node 0", "node 1", "both"])
 def test_code_that_a_node_may_not_fetch_ends_the_job_once(warm, tmp_path, refusing, nodes, as_promised):
     job = Unloadable(warm, tmp_path, "fixed")

@@ -39,7 +39,10 @@ def test_the_table_has_a_code_for_every_error():
     assert len(ROWS) == len(re.findall(r"^\| `", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)) > 30
 
 
-@pytest.mark.parametrize("name", ROWS)
+ONE_OF_EACH = {pays if pays == NOBODY else code: name for name, (code, pays) in ROWS.items()}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_an_error_that_ends_a_rank_is_uploaded_as_the_table_says(warm, tmp_path, name):
     assert uploaded(warm, tmp_path, name)[:2] == ROWS[name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,11 +19,16 @@ from flytekit.exceptions.user import FlyteRecoverableException
 import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import LaunchError, RankFailedError, RankKilledError, SafedistError
 from tests.harness.job import Job
-from tests.harness.procs import TERM, Ended, Gate, Running, Warm, alive, until, uploaded_output
+from tests.harness.procs import ROOT, TERM, Ended, Gate, Running, Warm, alive, until, uploaded_output
 
 
 def failed(warm: Warm, files: Path, how: str, task: str = "one_fails", **options: object) -> Ended:
     return warm.run(f"job_failing:{task}", files, environment={"TEST_HOW": how}, **options)
+
+
+LINE_OF_A_SIGNAL = 1 + (ROOT / "tests" / "jobs" / "job_failing.py").read_text().split("os.kill(os.getpid(), getattr")[
+    0
+].count("\n")
 
 
 def error_document(ended: Ended) -> errors_pb2.ErrorDocument:
@@ -41,6 +47,8 @@ def test_the_users_error_is_uploaded_whatever_its_length_and_letters(warm, tmp_p
     error = error_document(ended).error
     assert f"raised {begins}" in error.message
     assert ends in error.message
+    for text in (ended.out, error.message):
+        assert ("... [cut] ..." in text) == (how == "long"), "the log is cut as the verdict is"
     assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
 
 
@@ -75,7 +83,7 @@ def test_ranks_that_hang_in_an_allreduce_are_torn_down_and_the_root_cause_is_nam
     ("how", "said"),
     [
         ("SIGKILL", "was killed by SIGKILL: most often the kernel's out-of-memory killer"),
-        ("SIGSEGV", "was killed by SIGSEGV: invalid memory access in native code"),
+        ("SIGSEGV", f"was killed by SIGSEGV at job_failing.py:{LINE_OF_A_SIGNAL} in fail: invalid memory access in"),
         ("os._exit", "ended with exit code 3 and no result"),
         ("sys.exit", "raised SystemExit: the task function called sys.exit(7) instead of returning a value"),
     ],
@@ -92,6 +100,22 @@ def test_a_rank_that_vanishes_is_reported_with_how_and_why(warm, tmp_path, how, 
     assert bool(re.search(high_water, str(ended.error))) == (how == "SIGKILL")
 
 
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        *(("raise", "ValueError"), ("alone", "ValueError"), ("EIO", "OSError"), ("own class", "StepFailedError")),
+        *(("recoverable", "FlyteRecoverableException"), ("SIGKILL", "")),
+    ],
+)
+def test_a_call_in_this_process_raises_what_a_rank_has_raised(warm, tmp_path, how, kind):
+    caught = failed(warm, tmp_path / "job", how, task="is_called").value
+    assert caught["as"] == (kind or "RankKilledError")
+    assert caught["is ours"]
+    assert caught["errno"] == (errno.EIO if how == "EIO" else None)
+    assert caught["text"].startswith(f"task job_failing.{'the_one_fails' if how == 'alone' else 'one_fails'}: rank ")
+    assert "Flyte " not in caught["text"], "nobody tries it again here"
+
+
 def test_a_connection_that_is_no_peers_is_the_users_own_failure(warm, tmp_path):
     ended = warm.run(
         "job_failing:one_fails", tmp_path / "job", kind="execute", environment={"TEST_HOW": "a service's connection"}
@@ -101,19 +125,16 @@ def test_a_connection_that_is_no_peers_is_the_users_own_failure(warm, tmp_path):
     assert "raised RuntimeError: feature store: connection refused" in error.message.splitlines()[0]
 
 
-@pytest.mark.end("every rank that failed had only lost another one", "USER:PeersLost")
+@pytest.mark.end("peer lost", "USER:PeersLost")
 def test_a_rank_that_returned_early_is_named_where_the_others_only_lost_it(warm, tmp_path, as_promised):
     ended = warm.run("job_failing:one_returns_early", tmp_path / "job", kind="execute")
     as_promised(ended)
     error = error_document(ended).error
-    assert "Rank(s) 1 had already returned from the task's function" in error.message.splitlines()[0]
+    assert error.message.startswith("rank 1 finished early, and the others then lost the connection to it.")
     assert "rank 0 (local_rank 0) on node 0" in error.message
 
 
-@pytest.mark.end(
-    "a collective times out though every rank is there: most likely ranks called different ones",
-    "USER:CollectiveTimeout",
-)
+@pytest.mark.end("timed out", "USER:CollectiveTimeout")
 def test_a_collective_that_a_rank_skips_is_said_to_be_that_with_where_the_rank_was(warm, tmp_path, as_promised):
     ended = warm.run("job_failing:one_skips_a_collective", tmp_path / "job", kind="execute")
     as_promised(ended)
@@ -172,26 +193,16 @@ def test_a_recoverable_exception_stays_recoverable(warm, tmp_path, how):
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param("raise", marks=pytest.mark.end("a rank raises", "USER:ValueError")),
-        pytest.param(
-            "recoverable",
-            marks=pytest.mark.end("a rank raises `FlyteRecoverableException`", "USER:FlyteRecoverableException"),
-        ),
-        pytest.param(
-            "SIGSEGV",
-            marks=pytest.mark.end("a rank crashes in native code, or leaves by `os._exit`", "USER:SIGSEGV"),
-        ),
-        pytest.param(
-            "os._exit", marks=pytest.mark.end("a rank crashes in native code, or leaves by `os._exit`", "USER:Exit3")
-        ),
-        pytest.param(
-            "ENOSPC",
-            marks=pytest.mark.end(
-                "the disk is full, or `Scratch(size_limit=…)` is exceeded "
-                "(by default: most of the pod's limit of ephemeral storage)",
-                "USER:OSError",
-            ),
-        ),
+        pytest.param("raise", marks=pytest.mark.end("own", "USER:ValueError")),
+        pytest.param("recoverable", marks=pytest.mark.end("recoverable", "USER:FlyteRecoverableException")),
+        pytest.param("SIGSEGV", marks=pytest.mark.end("crashed", "USER:SIGSEGV")),
+        pytest.param("os._exit", marks=pytest.mark.end("left", "USER:Exit3")),
+        pytest.param("SIGABRT", marks=pytest.mark.end("aborted", "USER:SIGABRT")),
+        pytest.param("import", marks=pytest.mark.end("comes again", "USER:ModuleNotFoundError")),
+        pytest.param("syntax", marks=pytest.mark.end("comes again", "USER:SyntaxError")),
+        pytest.param("a worker's SIGKILL", marks=pytest.mark.end("worker killed", "USER:RuntimeError")),
+        pytest.param("a worker's SIGBUS", marks=pytest.mark.end("full shared memory", "USER:RuntimeError")),
+        pytest.param("ENOSPC", marks=pytest.mark.end("full disk", "USER:OSError")),
     ],
 )
 def test_pyflyte_execute_uploads_the_users_one_error_as_the_readme_says(warm, tmp_path, how, as_promised):
@@ -228,21 +239,11 @@ def test_the_uploaded_text_begins_with_the_cause_and_the_users_frames_and_has_no
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param("SIGKILL", marks=pytest.mark.end("a rank is killed from outside", "SYSTEM:SIGKILL")),
-        pytest.param("SIGTERM", marks=pytest.mark.end("a rank is killed from outside", "SYSTEM:SIGTERM")),
-        pytest.param(
-            "system",
-            marks=pytest.mark.end("storage stays down for a rank, or a node lacks code or inputs", "SYSTEM:Storage"),
-        ),
-        pytest.param(
-            "EIO", marks=pytest.mark.end("a node's disk or file server fails (EIO, ESTALE)", "SYSTEM:NodeDisk")
-        ),
-        pytest.param(
-            "ECC",
-            marks=pytest.mark.end(
-                "a GPU's memory or its NVLink fails (CUDA's errors 214 and 220)", "SYSTEM:GpuHardware"
-            ),
-        ),
+        pytest.param("SIGKILL", marks=pytest.mark.end("killed", "SYSTEM:SIGKILL")),
+        pytest.param("SIGTERM", marks=pytest.mark.end("killed", "SYSTEM:SIGTERM")),
+        pytest.param("system", marks=pytest.mark.end("storage", "SYSTEM:Storage")),
+        pytest.param("EIO", marks=pytest.mark.end("node's disk", "SYSTEM:NodeDisk")),
+        pytest.param("ECC", marks=pytest.mark.end("GPU hardware", "SYSTEM:GpuHardware")),
     ],
 )
 def test_pyflyte_execute_uploads_the_platforms_failure_as_such_and_exits_0(warm, tmp_path, how, as_promised):
@@ -286,15 +287,15 @@ def test_restarts_end_with_the_budget_and_the_error_says_so(warm, tmp_path, rank
     said, ended = restarted(warm, tmp_path, ranks_gate, rounds=3, good_round=9, how="SIGKILL")
     assert [each["round"] for each in said] == [0, 0, 1, 1, 2, 2]
     assert "SIGKILL" in str(ended.error)
-    assert "all 2 restart(s) of max_restarts are spent" in str(ended.error)
+    assert "all 2 restart(s) of max_restarts are spent, and it was SIGKILL each time" in str(ended.error)
     assert "This was round 2" in str(ended.error)
+    for number in (0, 1):
+        assert f"\nBefore that, round {number} ended: rank 1 failed (SIGKILL).\n" in str(ended.error)
 
 
-@pytest.mark.parametrize(("how", "name"), [("import", "ModuleNotFoundError"), ("syntax", "SyntaxError")])
-def test_errors_that_would_repeat_are_not_restarted(warm, tmp_path, ranks_gate, how, name):
-    _, ended = restarted(warm, tmp_path, ranks_gate, rounds=1, good_round=9, how=how)
-    assert name in str(ended.error)
-    assert f"{name} would repeat: a restart cannot help" in str(ended.error)
+def test_errors_that_would_repeat_are_not_restarted(warm, tmp_path, ranks_gate):
+    _, ended = restarted(warm, tmp_path, ranks_gate, rounds=1, good_round=9, how="import")
+    assert "Not restarted in place: the same ModuleNotFoundError would come again." in str(ended.error)
     assert "after 1 round(s)" in ended.err
 
 
@@ -401,7 +402,7 @@ def test_a_rank_server_that_cannot_be_started_is_told_on_a_laptop(warm, tmp_path
     assert "the rank server cannot be started" in str(ended.error)
 
 
-@pytest.mark.end("ranks cannot be started, or what starts them dies", "SYSTEM:RanksNotStarted")
+@pytest.mark.end("not started", "SYSTEM:RanksNotStarted")
 def test_a_killed_rank_server_is_infrastructure(warm, tmp_path, ranks_gate, as_promised):
     ended = lost_server(warm, tmp_path / "job", ranks_gate, "execute")
     as_promised(ended)
@@ -418,8 +419,14 @@ def test_a_killed_rank_is_the_cause_though_the_others_wrap_their_loss(warm, tmp_
 @pytest.mark.parametrize(
     ("task", "code", "says"),
     [
-        ("has_a_wrong_interface", "USER:RuntimeError", "GLOO_SOCKET_IFNAME"),
-        ("takes_a_port_twice", "USER:DistNetworkError", "bind to port 0"),
+        pytest.param(
+            *("has_a_wrong_interface", "USER:RuntimeError", "GLOO_SOCKET_IFNAME"),
+            marks=pytest.mark.end("mistake", "USER:RuntimeError"),
+        ),
+        pytest.param(
+            *("takes_a_port_twice", "USER:DistNetworkError", "bind to port 0"),
+            marks=pytest.mark.end("mistake", "USER:DistNetworkError"),
+        ),
     ],
 )
 def test_a_mistake_of_a_rank_is_no_lost_peer_and_one_node_has_no_network(warm, tmp_path, task, code, says):
@@ -431,11 +438,7 @@ def test_a_mistake_of_a_rank_is_no_lost_peer_and_one_node_has_no_network(warm, t
     assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
 
 
-@pytest.mark.end(
-    "the ranks do not come together in `init_process_group` (another `world_size` or rank than theirs, a store of an "
-    "earlier round)",
-    "USER:RanksNotMet",
-)
+@pytest.mark.end("not met", "USER:RanksNotMet")
 def test_ranks_that_wait_for_more_than_there_are_have_not_met_and_no_collective_failed(warm, tmp_path, as_promised):
     ended = failed(warm, tmp_path / "job", "", task="expects_more_ranks", kind="execute")
     as_promised(ended)

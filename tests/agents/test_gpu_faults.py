@@ -34,50 +34,32 @@ def failed(warm: Warm, files: Path, how: str, environment: dict[str, str], task:
         pytest.param(
             "xid 79",
             "Xid 79: GPU has fallen off the bus",
-            marks=pytest.mark.end(
-                "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
-                "SYSTEM:GpuFallenOffBus",
-            ),
+            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuFallenOffBus"),
         ),
         pytest.param(
             "lost",
             "Xid 79: GPU has fallen off the bus",
-            marks=pytest.mark.end(
-                "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
-                "SYSTEM:GpuFallenOffBus",
-            ),
+            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuFallenOffBus"),
         ),
         pytest.param(
             "xid 48",
             "Xid 48: double-bit ECC error",
-            marks=pytest.mark.end(
-                "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
-                "SYSTEM:GpuEccError",
-            ),
+            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuEccError"),
         ),
         pytest.param(
             "xid 74",
             "Xid 74: NVLink error",
-            marks=pytest.mark.end(
-                "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
-                "SYSTEM:GpuNvlinkError",
-            ),
+            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuNvlinkError"),
         ),
         pytest.param(
             "xid 119, aborts",
             "Xid 119: GSP RPC timeout",
-            marks=pytest.mark.end(
-                "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
-                "SYSTEM:GpuXidError",
-            ),
+            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuXidError"),
         ),
         pytest.param(
             "xid 31",
             "Xid 31: GPU memory page fault (an illegal address)",
-            marks=pytest.mark.end(
-                "a rank fails as its GPU reports an error of the program (Xid 13, 31, 43, 45)",
-                "USER:GpuXidError",
-            ),
+            marks=pytest.mark.end("GPU program", "USER:GpuXidError"),
         ),
     ],
 )
@@ -120,9 +102,7 @@ def test_ranks_start_again_where_that_may_help(warm, tmp_path: Path, environment
 def test_ranks_are_not_started_again_on_a_gpu_that_needs_a_reset(warm, tmp_path: Path, environment) -> None:
     error = uploaded_error(failed(warm, tmp_path / "job", "xid 95", environment, "one_fails_at_first"))
     assert error.code == "SYSTEM:GpuEccError"
-    assert (
-        "Not restarted in place: Xid 95: uncontained memory error would repeat: a restart cannot help" in error.message
-    )
+    assert "Not restarted in place: the same Xid 95: uncontained memory error would come again" in error.message
 
 
 def test_a_hang_is_the_gpus_that_has_failed_whatever_its_rank_does(warm, tmp_path: Path, environment) -> None:

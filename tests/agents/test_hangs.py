@@ -61,7 +61,7 @@ CASES = [
         f"rank 1 waits for input at{CHILD}",
         **both("input"),
     ),
-    Case("returned", "returns early", r"Rank\(s\) 1 had already returned", **both("USER:PeersLost")),
+    Case("returned", "returns early", r"rank 1 finished early", **both("USER:PeersLost")),
     Case(
         "returned, stays",
         "returns early, and its process stays (a thread)",
@@ -221,7 +221,7 @@ def test_a_save_to_a_slow_store_is_told_of_and_is_no_hang(warm, tmp_path: Path, 
         assert running.wait().value == "saved"
 
 
-@pytest.mark.end("ranks wait in a collective that one does not come to", "USER:HangError")
+@pytest.mark.end("hang", "USER:HangError")
 def test_what_flyte_is_told_is_the_hang(warm, tmp_path: Path, as_promised) -> None:
     class Hanging(Job):
         module = "job_hangs"

@@ -56,11 +56,10 @@ def gets(s3: Any, prefix: str) -> dict[str, int]:
 )
 def test_each_input_is_fetched_once_per_node_and_each_rank_has_names_of_its_own(warm, tmp_path, s3, how, shared):
     made, arguments = job(warm, tmp_path, s3, how)
-    if not shared:
-        made.registered = {"scratch": {**OPTIONS["scratch"], "share_inputs": False}}
+    made.registered = {"decks": ["Timeline"], "scratch": {**OPTIONS["scratch"], "share_inputs": shared}}
     waiting = made.start(1, arguments=arguments)
     first, second = ended(made.start(0, arguments=arguments), waiting)
-    assert first.uploaded == ["outputs.pb"], first.err + second.err
+    assert first.uploaded == ["deck.html", "outputs.pb"], first.err + second.err
     rounds = (0, 1) if how == "killed" else (0,)
     for rank, found in enumerate(json.loads(uploaded_output(first))):
         assert found["folder"] == OF_FOLDER
@@ -73,6 +72,8 @@ def test_each_input_is_fetched_once_per_node_and_each_rank_has_names_of_its_own(
     assert set(gets(s3, tmp_path.name).values()) == {NODES if shared else NODES * PER_NODE}
     told = first.out.count("fetched in") + second.out.count("fetched in")
     assert told == (NODES * (1 + len(FILES)) if shared else 0), first.out
+    amount = f"<td>{len(OF_FOLDER) + len(FILES)} files, {sum(map(len, ('abc', *FILES)))} B</td>"
+    assert (first.files / "outputs" / "deck.html").read_text().count(amount) == (NODES if shared else 0)
 
 
 def test_a_rank_that_writes_to_its_input_in_place_does_not_change_that_of_others_in_silence(warm, tmp_path, s3):

@@ -85,11 +85,7 @@ def test_a_full_disk_is_one_error_with_directory_limit_and_who_filled_it(
     assert list(small_disk.iterdir()) == []
 
 
-@pytest.mark.end(
-    "the disk is full, or `Scratch(size_limit=…)` is exceeded "
-    "(by default: most of the pod's limit of ephemeral storage)",
-    "USER:ScratchError",
-)
+@pytest.mark.end("full disk", "USER:ScratchError")
 def test_over_the_limit_a_pod_fails_as_the_docs_say(warm, tmp_path, ranks_gate, as_promised):
     environment = {"TEST_SCRATCH": str(tmp_path), "TEST_LIMIT": "1Mi", **ranks_gate.environment}
     as_promised(warm.run("job_private:over_the_limit", tmp_path / "job", environment=environment, kind="execute"))
@@ -101,7 +97,7 @@ def test_a_rank_over_the_limit_ends_the_job_with_who_holds_how_much(warm, tmp_pa
     ended = warm.run("job_private:over_the_limit", tmp_path / "job", environment=environment)
     text = str(ended.error)
     assert "ScratchError: the ranks of this node wrote more than their scratch limit" in text
-    assert "a restart cannot help" in text
+    assert "the same ScratchError would come again" in text
     assert f"directory={tmp_path / 'scratch'}/safedist-" in text
     assert "at most 1.0 MiB" in text
     assert text.index("rank 1: 3.") < text.index("rank 0: ")
@@ -115,7 +111,7 @@ def test_without_a_limit_of_the_users_the_pods_own_ends_the_job_before_the_kubel
     text = str(ended.error)
     assert "at most 1.0 MiB by the pod's ephemeral storage of 2.0 MiB" in text
     assert text.index("rank 1: 3.") < text.index("rank 0: ")
-    assert "a restart cannot help" in text
+    assert "the same ScratchError would come again" in text
     assert ended.scratch == []
 
 

@@ -106,7 +106,7 @@ def test_after_sigkill_of_the_agent_nothing_is_left(warm, tmp_path, ranks_gate, 
     assert_nothing_left(ended, sockets)
 
 
-@pytest.mark.end("a pod with `nnodes=1` is told to stop (SIGTERM)", "SYSTEM:Stopped")
+@pytest.mark.end("stopped", "SYSTEM:Stopped")
 def test_sigterm_in_a_pod_that_nobody_replaces_uploads_that_it_was_stopped_and_exits_0(
     warm, tmp_path, ranks_gate, as_promised
 ):
@@ -189,6 +189,17 @@ def test_scratch_that_is_to_be_kept_stays_when_the_agent_is_killed(warm, tmp_pat
     assert ended.left == []
     assert all((Path(each["scratch"]) / "work").read_text() == "half done" for each in said)
     assert not (Path(said[0]["scratch"]).parents[1] / "orders").exists(), "they hold the environment, and so secrets"
+
+
+def test_shared_memory_of_a_rank_that_was_killed_is_gone_in_the_next_round_and_after_the_job(warm, tmp_path):
+    """Helpers of Python and of torch remove it, when they have seen the end of their last client: torch's looks every
+    two seconds."""
+    ended = warm.run("job_workers:shares_memory", tmp_path / "job")
+    names = ended.value["python's"], *ended.value["torch's"]
+    assert len(names) == 3, ended.out
+    assert "restart 1 of 1" in ended.err
+    assert ended.value["left in round 1"] == []
+    assert [name for name in names if Path("/dev/shm", name).exists()] == []
 
 
 def test_two_jobs_at_once_do_not_disturb_each_other(warm, tmp_path):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.harness.procs import Ended, Gate, Warm, uploaded_output
-from tests.harness.registered import registered
 
 Told = list[dict[str, Any]]
 Looks = Callable[..., tuple[Ended, Told]]
@@ -74,19 +73,6 @@ def test_a_library_that_starts_threads_is_left_to_each_rank_by_name_and_the_othe
     assert "start_method preload" in ended.err
 
 
-def test_a_library_that_initialises_cuda_is_left_to_each_rank(looks):
-    ended, ranks = looks(QUIET + "import torch\ntorch.cuda._initialized = True\n")
-    assert are_forked(ranks)
-    assert "`import weather` initialises CUDA" in ended.err
-
-
-def test_a_library_that_ends_its_process_does_not_end_the_rank_server(looks):
-    source = QUIET + "import sys\nif sys.argv[0] != 'pyflyte-execute':\n    raise SystemExit(3)\n"
-    _, ranks = looks(source, **registered(nproc_per_node=2))
-    assert are_forked(ranks)
-    assert all(each["imported by"] == each["here"] for each in ranks)
-
-
 @pytest.mark.parametrize("how", READS)
 def test_a_variable_that_the_module_sets_before_an_import_has_its_effect(looks, how):
     ended, ranks = looks(QUIET + READS[how], **sets(WEATHER_HOME="/mine"))
@@ -103,12 +89,6 @@ def test_variables_that_a_library_does_not_read_change_nothing(looks):
     ended, ranks = looks(QUIET + READS["by name"], **sets(ANOTHER="1", PATH=os.environ["PATH"] + ":/more"))
     assert are_forked(ranks)
     assert "start again" not in ended.out
-
-
-def test_a_number_of_threads_that_the_module_sets_has_its_effect(looks):
-    ended, ranks = looks(QUIET, **sets(OMP_NUM_THREADS="2"))
-    assert not are_forked(ranks)
-    assert "OMP_NUM_THREADS is set here, and native libraries" in ended.out
 
 
 def test_a_library_that_reads_which_rank_it_is_in_finds_it(looks):

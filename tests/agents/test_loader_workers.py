@@ -26,11 +26,11 @@ def root(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 @pytest.mark.parametrize("root", [len(SCRATCH_MOUNT), 180], indirect=True, ids=["as long as a pod's default", "long"])
 def test_workers_of_every_kind_hand_their_tensors_over(warm, tmp_path, root) -> None:
-    before = set(Path("/tmp").glob("safedist-*"))
+    before = set(Path("/tmp").glob("s-*"))
     ended = warm.run("job_workers:load", tmp_path / "job", environment={"SAFEDIST_SCRATCH_ROOT": str(root)})
     assert ended.code == 0, ended.err
     kinds = ("fork", "persistent", "spawn", "forkserver", "by file system")
     assert ended.value == {"queue": [10.0], **dict.fromkeys(kinds, EPOCHS)}
     assert list(root.iterdir()) == []
-    links = set(Path("/tmp").glob("safedist-*")) - before
+    links = set(Path("/tmp").glob("s-*")) - before
     assert [link for link in links if link.is_symlink() and link.readlink().is_relative_to(root)] == []

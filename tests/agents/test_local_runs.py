@@ -103,7 +103,7 @@ def test_breakpoint_is_the_terminals_and_rank_0s_while_the_others_pass_it(warm, 
     )
     assert "rank 0 has 7" in ended.out
     assert "rank 1 has 42" in ended.out
-    assert "[rank 1] [safedist] warning: breakpoint() is rank 0's: this rank goes on" in ended.out
+    assert "[rank 1] [safedist] warning: breakpoint() stops only rank 0; this rank continues" in ended.out
     assert (ended.code, ended.left, ended.scratch) == (0, [], []), ended.out
 
 

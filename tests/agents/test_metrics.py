@@ -66,6 +66,7 @@ def test_prometheus_sees_what_happens_while_it_does(warm, tmp_path, ranks_gate, 
     until(lambda: has_come_to(3), "both ranks' steps are told")
     assert values["safedist_rank_step"] == {"0": 3, "1": 3}
     assert values["safedist_restarts_total"] == values["safedist_losses_total"] == {"": 0}
+    assert values["safedist_inputs_files_total"] == values["safedist_inputs_size_bytes_total"] == {"": 0}
     assert all(50 << 20 < value < 50 << 30 for value in values["safedist_rank_memory_usage_bytes"].values())
     assert values["safedist_gpu_utilization_ratio"] == {"1": 0.25}
     assert values["safedist_gpu_memory_usage_bytes"] == {"1": 3 << 30}
@@ -81,6 +82,8 @@ def test_prometheus_sees_what_happens_while_it_does(warm, tmp_path, ranks_gate, 
         "safedist_restarts": "counter",
         "safedist_losses": "counter",
         "safedist_staging_time_seconds": "counter",
+        "safedist_inputs_files": "counter",
+        "safedist_inputs_size_bytes": "counter",
         "safedist_rendezvous_time_seconds": "counter",
         "safedist_rank_step": "gauge",
         "safedist_rank_steps": "counter",

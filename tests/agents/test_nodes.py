@@ -82,7 +82,7 @@ def test_a_node_that_stood_still_as_its_rank_failed_tells_the_cause_though_it_wa
 def test_an_import_error_on_node_1_spends_no_restart(warm, tmp_path):
     first, second = Job(warm, tmp_path, "torch", "import").run()
     assert (first.code, second.code) == (0, 0)
-    assert "ModuleNotFoundError would repeat" in uploaded_error(first).message
+    assert "the same ModuleNotFoundError would come again" in uploaded_error(first).message
     assert "start again" not in first.err + second.err
 
 
@@ -180,7 +180,7 @@ def platforms(ended: Ended) -> str:
 
 
 @pytest.mark.end("a node comes late")
-@pytest.mark.end("not every node comes within `Timeouts.rendezvous`", "SYSTEM:RendezvousTimeout")
+@pytest.mark.end("not together", "SYSTEM:RendezvousTimeout")
 def test_a_node_that_never_comes_is_named_in_the_verdict_of_node_0(warm, tmp_path, as_promised):
     job = Job(warm, tmp_path, "torch_impatient", "nothing")
     ended = job.start(0).wait()

@@ -75,6 +75,7 @@ def group() -> Iterator[Path]:
     path.rmdir()
 
 
+@pytest.mark.end("out of memory", "USER:OutOfMemory")
 @pytest.mark.parametrize(
     ("task", "says"),
     [("a_worker_is_greedy", "lost DataLoader worker(s) "), ("a_rank_is_greedy", "was killed by SIGKILL: the kernel's")],

@@ -70,7 +70,7 @@ def test_inputs_wait_for_the_store_too(warm, tmp_path, away):
     assert "fetching the task's inputs failed: ConnectionRefusedError" in ended.out
 
 
-@pytest.mark.end("storage stays down for a rank, or a node lacks code or inputs", "SYSTEM:Storage")
+@pytest.mark.end("storage", "SYSTEM:Storage")
 def test_a_store_that_stays_away_from_outputs_is_the_platforms(warm, tmp_path, ranks_gate, as_promised):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"

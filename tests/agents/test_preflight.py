@@ -68,6 +68,7 @@ def checks_of(pid: int) -> bool:
     return any("preflight.probe" in command for command in commands)
 
 
+@pytest.mark.end("unfit", "SYSTEM:PreflightGpu")
 def test_a_node_that_is_not_fit_ends_the_job_before_its_first_rank(warm, tmp_path: Path) -> None:
     first, second = asks_for_gpus(warm, tmp_path / "job", "torch").run()
     assert [first.uploaded, second.uploaded] == [["error.pb"], []]

@@ -18,11 +18,13 @@ def on_two_ranks(warm: Warm, tmp_path: Path, *arguments: str) -> Ended:
     return warm.command(command, tmp_path / "job").wait()
 
 
-@pytest.mark.parametrize("ends", ["well", "with 0"])
+@pytest.mark.parametrize("ends", ["well", "with 0", "at once with 0"])
 def test_a_script_runs_on_each_rank_with_its_own_arguments(warm, tmp_path, ends):
     ended = on_two_ranks(warm, tmp_path, SCRIPT, "--lr", "3", "--ends", ends)
     assert (ended.code, ended.left, ended.scratch) == (0, [], []), ended.err
     assert {f"[rank {rank}] {rank} of 2 doubles to [6] ['3', '3']" for rank in range(2)} <= set(ended.out.splitlines())
+    assert {f"[rank {rank}] a word of {rank}'s on errors" for rank in range(2)} <= set(ended.err.splitlines())
+    assert "on errors" not in ended.out
 
 
 def test_a_failure_is_the_scripts_with_the_scripts_lines_alone(warm, tmp_path):
@@ -36,8 +38,12 @@ def test_a_failure_is_the_scripts_with_the_scripts_lines_alone(warm, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "code", "seen"),
-    [(["--lr", "3", "--ends", "with 3"], 3, "called sys.exit(3)"), ([], 2, "called sys.exit(2)")],
-    ids=["exit", "usage"],
+    [
+        (["--lr", "3", "--ends", "with 3"], 3, "script_of_a_user.py ended with status 3"),
+        (["--lr", "3", "--ends", "at once with 3"], 3, "ended with exit code 3"),
+        ([], 2, "script_of_a_user.py ended with status 2"),
+    ],
+    ids=["exit", "os._exit", "usage"],
 )
 def test_another_status_than_0_is_a_failure_and_the_commands_own(warm, tmp_path, arguments, code, seen):
     ended = on_two_ranks(warm, tmp_path, SCRIPT, *arguments)

@@ -44,7 +44,7 @@ def test_a_module_that_replaces_the_standard_streams_by_objects_with_only_a_writ
     assert f"start_method {'preload' if task == 'preloaded' else 'spawn'}" in ended.err
 
 
-@pytest.mark.end("a rank does not begin the function in `Timeouts.start`", "USER:RanksNotReady")
+@pytest.mark.end("not ready", "USER:RanksNotReady")
 def test_an_import_that_does_not_end_is_told_with_where_it_stands(warm, tmp_path, as_promised):
     ended = warm.run("job_late:never_begins", tmp_path / "job", kind="execute")
     as_promised(ended)
@@ -104,6 +104,41 @@ def test_a_script_is_run_by_each_rank_up_to_the_call_of_its_task(tmp_path, call,
     assert [done.returncode] == (ends or [0]), done.stderr
     assert "found 3" in done.stdout
     assert sorted((tmp_path / "imported").read_text().split()) == ["__main__", "__mp_main__", "__mp_main__"]
+
+
+FLAGS = """
+import sys
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+
+def flags() -> str:
+    return str((sys.flags.optimize, sys.warnoptions))
+
+@task(task_config=SafeTorch())
+def forked() -> str:
+    return flags()
+
+@task(task_config=SafeTorch(start_method="spawn"))
+def spawned() -> str:
+    return flags()
+
+if __name__ == "__main__":
+    print(forked() == spawned() == flags())
+"""
+
+
+def test_ranks_have_the_interpreters_own_options(tmp_path):
+    (tmp_path / "script.py").write_text(FLAGS)
+    options = ["-O", "-W", "ignore::FutureWarning"]
+    done = subprocess.run(
+        [sys.executable, *options, "script.py"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "True\n" in done.stdout, done.stdout + done.stderr
 
 
 BY_VALUE = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from flytekitplugins_safedist.checkpoint import Checkpoints, per_rank
 from tests.checkpoint import points
 from tests.checkpoint.saving import reach_stores
 from tests.fs.ranks import meeting_point, processes, rank_env
-from tests.harness.product import agreement, group
+from tests.harness.product import agreement, group, saves
 from tests.harness.product import store as stores
 
 
@@ -86,6 +87,100 @@ def test_each_rank_gets_its_own_back(tmp_path, kind):
 def test_other_numbers_of_ranks_leave_what_each_has_of_its_own_as_it_is(tmp_path):
     values(ranks(save_own, tmp_path, "plain"))
     assert values(ranks(restore_own, tmp_path, "plain", count=3)) == [(0, None)] * 3
+
+
+def save_own_model(place):
+    begin()
+    with Checkpoints(place, every=None) as ckpt:
+        ckpt.save(0, {"expert": per_rank(torch.nn.Linear(2, 2))}, force=True)
+
+
+def restore_own_model(place):
+    begin()
+    try:
+        return Checkpoints(place).restore({"expert": per_rank(torch.nn.Linear(2, 2))})
+    except Exception as error:
+        return str(error)
+
+
+def test_a_model_of_each_ranks_own_is_not_begun_anew_by_other_numbers_of_ranks(tmp_path):
+    values(ranks(save_own_model, tmp_path))
+    for text in values(ranks(restore_own_model, tmp_path, count=3)):
+        assert re.search(r"fit as many ranks as have saved them .*state=expert.*2 ranks .* there are 3 now", text)
+
+
+def own_of_nothing(place):
+    rank, _ = begin()
+    with Checkpoints(place, every=None) as ckpt:
+        ckpt.save(0, {"x": per_rank([torch.empty(0), torch.full((2,), float(rank))])}, force=True)
+    own = per_rank(None)
+    ckpt.restore({"x": own})
+    return [each.tolist() for each in own.value]
+
+
+def test_tensors_of_nothing_keep_their_places_in_what_each_rank_has_of_its_own(tmp_path):
+    assert values(ranks(own_of_nothing, tmp_path)) == [[[], [0.0, 0.0]], [[], [1.0, 1.0]]]
+
+
+class Fails(torch.nn.Module):
+    """A model that a rank cannot save, or an object that it cannot load."""
+
+    def __init__(self, to):
+        super().__init__()
+        self.to_do = to
+
+    def get_extra_state(self):
+        return threading.Lock() if self.to_do == "save" else 1
+
+    def set_extra_state(self, state):
+        if self.to_do == "load":
+            raise ValueError("cannot load")
+
+
+def one_fails_beside_fsdp1(place, where):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    rank, _ = begin()
+    model = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    ckpt, get = Checkpoints(place, every=None), stores.Store.get
+    try:
+        state = {"other": Fails(where if rank else ""), "model": model, "optimizer": optimizer}
+        ckpt.save(0, state, force=True)
+        ckpt.wait()
+        if where == "read" and rank:
+            stores.Store.get = lambda self, name: None if name.endswith(saves.MANIFEST) else get(self, name)
+        ckpt.restore(state)
+    except Exception as error:
+        return str(error)
+    return "restored"
+
+
+@pytest.mark.parametrize(
+    ("where", "said"), [("save", "cannot be saved"), ("read", "has no manifest"), ("load", "cannot load")]
+)
+def test_who_fails_beside_a_model_of_fsdp1s_leaves_no_other_in_a_collective(tmp_path, where, said):
+    for text in values(ranks(one_fails_beside_fsdp1, tmp_path, where)):
+        assert said in text
+
+
+def save_where_only_this_rank_sees(place):
+    rank, state = begin()
+    stores.LATE_SECONDS = 0.1
+    ckpt = Checkpoints(f"{place}/{rank}", every=None)
+    ckpt.save(0, state, force=True)
+    try:
+        ckpt.wait()
+    except Exception as error:
+        return str(error)
+
+
+def test_a_place_that_is_not_shared_is_an_error_of_every_rank_and_nothing_is_left_in_it(tmp_path):
+    for text in values(ranks(save_where_only_this_rank_sees, tmp_path)):
+        assert "the nodes do not share the place" in text
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def save_refused(place, kind, what):
@@ -335,8 +430,8 @@ REFUSED = {
     "text": r"state=told\].*other than rank 0's on ranks 1",
     "a rank more": r"state=more\].*other than rank 0's on ranks 1",
     "meshes of their own": r"state=x\].*other than rank 0's on ranks 2",
-    "sums": r"state=x\].*DTensor.*sharded tensor",
-    "sharded, in what one rank saves": r"state=x@\d.0\].*DTensor.*sharded tensor",
+    "sums": r"state=x\].*DTensor of which this rank holds a part",
+    "sharded, in what one rank saves": r"state=x@\d.0\].*DTensor of which this rank holds a part",
     "an optimizer's own state": r"state=opt\].*put the optimizers themselves",
     "an object with optimizers": r"state=opt\].*put the optimizers themselves",
     "an optimizer alone": r"state=opt\].*put the model",

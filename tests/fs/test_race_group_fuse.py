@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from flytekitplugins_safedist.errors import FsIoError
+from flytekitplugins_safedist.errors import PathBlockedError
 from flytekitplugins_safedist.fs import (
     atomic_path,
     atomic_write,
@@ -103,36 +103,14 @@ def test_a_download_that_has_arrived_outlives_an_answer_that_is_lost(tmp_path, c
         assert download_once("lossy://source", client.path / "weights").read_bytes() == b"weights", "it is there"
 
 
-def test_a_directory_that_cannot_be_read_is_not_passed_over_when_it_is_made_durable(tmp_path):
+def test_where_there_are_no_hard_links_the_source_is_recorded_all_the_same(tmp_path):
     require()
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
     with FuseMount(tmp_path / "server", tmp_path / "client") as client:
-
-        def make() -> None:
-            with atomic_path(client.path / "made") as draft:
-                (draft / "sub").mkdir(parents=True)
-                client.set(faults=[{"op": "opendir", "errno": "EIO", "match": "*/sub"}])
-
-        with pytest.raises(FsIoError):
-            make()
-        client.set(faults=[])
-        assert not (client.path / "made").exists()
-
-
-def test_a_directory_was_brought_to_stable_storage_with_every_directory_in_it_before_it_has_its_name(tmp_path):
-    require()
-    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
-
-        def make(name: str) -> None:
-            with atomic_path(client.path / name) as draft:
-                (draft / "sub").mkdir(parents=True)
-                (draft / "shard").write_text("whole")
-                (draft / "sub" / "meta").write_text("whole")
-
-        make("ckpt")
-        counts = client.counts()
-        assert (counts["fsync"], counts["fsyncdir"]) == (2, 3), "two files; the directory, the one in it, their parent"
-        client.set(faults=[{"op": "fsyncdir", "errno": "EIO"}])
-        with pytest.raises(FsIoError):
-            make("again")
-        client.set(faults=[])
-        assert os.listdir(client.path) == ["ckpt"]
+        client.set(faults=[{"op": "link", "errno": "EPERM"}])
+        assert download_once(tmp_path / "one", client.path / "data").read_text() == "one"
+        assert client.counts()["link"] == 1
+        with pytest.raises(PathBlockedError):
+            download_once(tmp_path / "two", client.path / "data")
+        assert sorted(os.listdir(client.path)) == [".data.safedist-source", "data"]

@@ -5,7 +5,6 @@ A step is a call that changes or opens something, as Python's audit events tell;
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import random
@@ -19,11 +18,22 @@ import pytest
 
 from flytekitplugins_safedist.errors import PathBlockedError
 from flytekitplugins_safedist.fs import atomic_path, atomic_write, download_once, ensure_dir
-from tests.fs.ranks import AT_LENGTH, Outcome, Process, pause, processes, size
+from tests.fs.ranks import AT_LENGTH, Outcome, Process, mount, pause, processes, size
 from tests.harness import needs
 
 RACING = size(60, 1000)
-STEPS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.listdir", "os.scandir", "tests.step")
+STEPS = (
+    "open",
+    "os.mkdir",
+    "os.rename",
+    "os.link",
+    "os.remove",
+    "os.rmdir",
+    "os.chmod",
+    "os.listdir",
+    "os.scandir",
+    "tests.step",
+)
 LENGTH = 3000
 PARTS = ("a", "sub/b")
 
@@ -51,7 +61,11 @@ def _publish(place: Path, writer: int) -> None:
 
 
 def _fetch(place: Path, writer: int) -> None:
-    download_once(place.parent / f"source-{writer % 2}", place / "data" / "copy", timeout=300)
+    try:
+        download_once(place.parent / f"source-{writer % 2}", place / "data" / "copy", timeout=300)
+    except PathBlockedError:
+        recorded = json.loads((place / "data" / ".copy.safedist-source").read_text())["source"]
+        assert recorded.endswith(f"source-{1 - writer % 2}"), "the other was first"
 
 
 WORKS: list[Callable[[Path, int], None]] = [_write, _publish, _fetch]
@@ -110,8 +124,7 @@ def _steps(place: Path) -> list[int]:
 def _killed_at_every_step(place: Path) -> list[int]:
     """After each kill all is whole, and the next process finds its way; how many steps each kind of work has."""
     steps = [_killed(place, work, replacing=False) for work in WORKS]
-    for work in (_write, _fetch):  # of directories, none replaces another
-        _killed(place, work, replacing=True)
+    _killed(place, _write, replacing=True)  # nothing else replaces what is there
     return steps
 
 
@@ -143,7 +156,8 @@ def _race(place: Path, steps: list[int]) -> None:
     """All kinds of work at once, in processes of which most are killed somewhere, under the eyes of a reader."""
     _sources(place)
     chance = random.Random(1)
-    works = [(index % 3, chance.randrange(steps[index % 3] * 4 // 3)) for index in range(RACING)]
+    kinds = [index // 2 % 3 for index in range(RACING)]
+    works = [(kind, chance.randrange(steps[kind] * 4 // 3)) for kind in kinds]
     with processes([(_read_for_ever, place)]) as (reader,):
         reader.until("begin")
         gate, go = os.pipe()
@@ -151,7 +165,7 @@ def _race(place: Path, steps: list[int]) -> None:
         def start(index: int, kind: int, step: int) -> None:
             os.close(go)
             os.read(gate, 1)  # ends for all at once, when nobody has the other end
-            _dies_before(step, WORKS[kind], place, index * 2)  # all of one source, as those who share a place must
+            _dies_before(step, WORKS[kind], place, index)  # of two sources, as two jobs with one destination
 
         with processes([(start, index, *one) for index, one in enumerate(works)]) as racing:
             reader.resume()
@@ -162,6 +176,7 @@ def _race(place: Path, steps: list[int]) -> None:
     assert {outcome.kind for outcome in outcomes} == {"died", "value"}, outcomes
     for work in WORKS:
         work(place, 0)
+        work(place, 1)
     _all_there(place)
 
 
@@ -173,27 +188,21 @@ def test_whoever_is_killed_before_whichever_step_nothing_is_half_there(tmp_path)
 
 # --- other file systems ----------------------------------------------------------------------------------------------
 def _mounted(kind: str, base: Path) -> Path:
-    """Mount a file system in a name space of this process's own: it goes with the process."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(0x00020000) != 0:  # CLONE_NEWNS
-        raise OSError(ctypes.get_errno(), "unshare")
     place = ensure_dir(base / "mounted")
-    run = lambda *command: subprocess.run(command, check=True, capture_output=True)  # noqa: E731
-    run("mount", "--make-rprivate", "/")
     if kind == "tmpfs":
-        run("mount", "-t", "tmpfs", "none", place)
+        mount("-t", "tmpfs", "none", place)
     elif kind == "ext4":
         with (base / "disk").open("wb") as disk:
             disk.truncate(256 << 20)
-        run("mkfs.ext4", "-q", base / "disk")
-        run("mount", "-o", "loop", base / "disk", place)
+        subprocess.run(["mkfs.ext4", "-q", base / "disk"], check=True, capture_output=True)
+        mount("-o", "loop", base / "disk", place)
     else:
         layers = [ensure_dir(base / "layers" / name) for name in ("lower", "upper", "work")]
         options = "lowerdir={},upperdir={},workdir={}".format(*layers)
-        run("mount", "-t", "tmpfs", "none", base / "layers")  # an upper layer on another overlay is refused
+        mount("-t", "tmpfs", "none", base / "layers")  # an upper layer on another overlay is refused
         for layer in layers:
             layer.mkdir()
-        run("mount", "-t", "overlay", "none", "-o", options, place)
+        mount("-t", "overlay", "none", "-o", options, place)
     return place
 
 
@@ -212,3 +221,28 @@ def test_the_same_on_a_file_system_mounted_for_it(tmp_path, kind):
     outcome = Process(_on, kind, tmp_path).outcome(within=size(240, 1800)).get()
     if outcome != "raced":
         needs.missing(outcome, bring="sudo make test (in a container: --privileged)")
+
+
+def _onto_a_mount(base: Path) -> str:
+    """Rename a directory to where one with its own number is mounted."""
+    try:
+        for place in (base, base / "other"):
+            mount("-t", "tmpfs", "none", ensure_dir(place))
+            (place / "first").mkdir()
+        mount("--bind", base / "other" / "first", ensure_dir(base / "made"))
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"nothing can be mounted here: {error}"
+    assert (base / "first").stat().st_ino == (base / "made").stat().st_ino
+    try:
+        with atomic_path(base / "made") as draft:
+            (base / "first").rename(draft)
+    except PathBlockedError as error:
+        return str(error)
+    return f"took it for done: {os.listdir(base)}"
+
+
+def test_a_mount_whose_root_has_the_number_of_what_is_renamed_to_it_is_not_taken_for_that(tmp_path):
+    said = Process(_onto_a_mount, tmp_path / "here").outcome().get()
+    if said.startswith("nothing can be mounted"):
+        needs.missing(said, bring="sudo make test (in a container: --privileged)")
+    assert "something is mounted there" in said

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from flytekitplugins_safedist.fs import ensure_dir, wait_for
+from flytekitplugins_safedist.errors import PathBlockedError
+from flytekitplugins_safedist.fs import download_once, ensure_dir, wait_for
 from tests.harness.fusefs import FuseMount, require
-from tests.harness.product import refresh, stage
+from tests.harness.product import stage
 from tests.harness.tarballs import project
 
 
@@ -25,13 +26,6 @@ def pair(tmp_path):
         yield maker.path, other.path
 
 
-def test_the_client_of_these_tests_does_remember(pair):
-    maker, other = pair
-    assert not (other / "made").exists()
-    (maker / "made").touch()
-    assert not (other / "made").exists()
-
-
 def test_waiting_ends_though_the_client_has_looked_before(pair):
     maker, other = pair
     assert not (other / "made").exists()
@@ -40,12 +34,15 @@ def test_waiting_ends_though_the_client_has_looked_before(pair):
     assert wait_for(other / "made", timeout=60) == other / "made"
 
 
-def test_looking_again_reads_the_directory_and_does_not_only_open_it(tmp_path):
-    require()
-    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
-        refresh(client.path / "made")
-        counts = client.counts()
-        assert (counts["opendir"], counts["readdir"]) == (1, 1)
+def test_a_record_that_the_client_takes_for_missing_is_seen(pair, tmp_path):
+    """Else what another job has fetched from another source would be taken for what somebody has put there."""
+    maker, other = pair
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    assert not (other / ".data.safedist-source").exists()
+    download_once(tmp_path / "one", maker / "data")
+    with pytest.raises(PathBlockedError, match=f"seen: {tmp_path}/one; expected: {tmp_path}/two"):
+        download_once(tmp_path / "two", other / "data")
 
 
 def test_staging_sees_a_directory_that_the_client_takes_for_missing(pair, tmp_path):

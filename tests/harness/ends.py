@@ -1,6 +1,7 @@
 """What the tables of docs/failures.md promise of each end of a job, and whether an end is that.
 
-A test that proves a row is tagged with it, and with the code if the row has one: ``@pytest.mark.end(row, code)``. Its
+A test that proves a row is tagged with it, and with the code if the row has one: ``@pytest.mark.end(row, code)``; a row
+of the table of failures by its :class:`Failure`, others by their first column. Its
 fixture ``as_promised`` compares; ``tests/agents/test_every_end.py`` sees that every row and code has such a test.
 """
 
@@ -10,6 +11,7 @@ import socket
 
 from flyteidl.core import errors_pb2, execution_pb2
 
+from flytekitplugins_safedist.failures import ROWS
 from tests.harness.procs import ROOT, Ended, uploaded_error
 
 PAYS = {
@@ -29,10 +31,19 @@ BEGINS = {
     "SYSTEM:SIGKILL": RANK_1 + "was killed by SIGKIL",
     "SYSTEM:SIGTERM": RANK_1 + "was killed by SIGTER",
     "USER:SIGSEGV": RANK_1 + "was killed by SIGSEG",
+    "USER:SIGABRT": RANK_1 + "was killed by SIGABR",
+    "USER:ModuleNotFoundError": RANK_1 + "raised ModuleNotFoun",
+    "USER:SyntaxError": RANK_1 + "raised SyntaxError:",
+    "USER:DistNetworkError": (RANK_0 + "raised torch.distrib", RANK_1 + "raised torch.distrib"),
+    "USER:RuntimeError": (
+        RANK_0 + "raised RuntimeError:",
+        RANK_1 + "raised RuntimeError:",
+        "rank 1 found the node's shared memory (/dev/shm) full.",
+    ),
     "USER:Exit3": RANK_1 + "ended with exit code",
     "USER:OSError": "rank 1 ran out of disk space. Scratch is ",
     "USER:ScratchError": RANK_1 + "raised ScratchError:",
-    "USER:PeersLost": "every rank that failed had only lost its connection to others: none failed by itself",
+    "USER:PeersLost": "rank 1 finished early, and the others then lost the connection to it. The first of them is:",
     "USER:CollectiveTimeout": "a collective timed out: most likely ranks called different collectives. rank 0",
     "USER:RanksNotMet": "the ranks did not come together in init_process_group, and none failed otherwise. The first",
     "USER:HangError": "rank 3 (local_rank 1) on node 1 (" + HOST + ") raised HangError: t",
@@ -75,7 +86,9 @@ def rows(title: str) -> dict[str, list[str]]:
     return found
 
 
-CODES, NODES = rows("Who pays"), rows("What it takes")
+NAMES = {row.what: failure.value for failure, row in ROWS.items()}
+CODES = {NAMES.get(what, what): cells for what, cells in rows("Who pays").items()}
+NODES = rows("What it takes")
 
 
 def codes(row: str) -> set[str]:

@@ -26,8 +26,11 @@ def outcome(rank: int = 0, status: Status = Status.SUCCEEDED, time_ns: int = 100
 
 def raised(type_: str = "ValueError", message: str = "bad", **more: Any) -> Raised:
     """An exception's record; its row is that of a rank without peers, unless it is given."""
-    links = [ChainLink(type_.rpartition(".")[2], message)]
-    row = of_exception(links, more.get("errnos", ()), by_class=Failure.OWN, world_size=1)
+    links = [
+        ChainLink(type_.rpartition(".")[2], message),
+        *(ChainLink("", "", errno=n) for n in more.get("errnos", ())),
+    ]
+    row = of_exception(links, world_size=1)
     more = {"failure": row, **more}
     return Raised(**{"type": type_, "message": message, "traceback": f"Traceback\n{type_}: {message}\n", **more})
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flytekitplugins_safedist import envvars, termination
+from flytekitplugins_safedist.agent import standby
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
-from flytekitplugins_safedist.job import prepare
 from flytekitplugins_safedist.pod import entrypoint
 from flytekitplugins_safedist.rank_server.launch import Launched
 from flytekitplugins_safedist.rank_server.libraries import Libraries
@@ -182,8 +182,8 @@ def _call(case: dict[str, Any]) -> int:
     if case["kind"] == "execute":
         _pyflyte_execute(module, name, Path(case["files"]), case["arguments"], launched)
     if launched is not None:
-        launch, ready = prepare.launch, [launched]
-        prepare.launch = lambda environment: ready.pop() if ready else launch(environment)
+        launch, ready = standby.launch, [launched]
+        standby.launch = lambda environment: ready.pop() if ready else launch(environment)
     if case["kind"] == "main":
         runpy.run_path(module, run_name=name)
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import signal
 import subprocess
 import threading
@@ -14,7 +15,16 @@ from flytekit import current_context, task
 from flytekit.exceptions.system import FlyteUploadDataException
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytekitplugins_safedist import Logs, SafeHorovod, SafeTorch, Scratch, Timeouts, current_rank
+from flytekitplugins_safedist import (
+    Logs,
+    RankKilledError,
+    SafedistError,
+    SafeHorovod,
+    SafeTorch,
+    Scratch,
+    Timeouts,
+    current_rank,
+)
 from flytekitplugins_safedist.fs import barrier
 from tests.harness.procs import say, wait_for_word
 
@@ -66,9 +76,60 @@ def fail(how: str) -> None:
         raise SystemExit(7)
     if how == "os._exit":
         os._exit(3)
+    if how == "own class":
+        raise StepFailedError("rate", step=5)
+    if how.startswith("a worker's "):
+        lose_a_worker(getattr(signal, how.rsplit(maxsplit=1)[-1]))
     if how.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, how))
         signal.pause()
+
+
+class StepFailedError(Exception):
+    """What a training loop makes of any error of a step; its constructor wants more than a text."""
+
+    def __init__(self, what: str, *, step: int) -> None:
+        super().__init__(f"{what}: step {step} failed")
+
+
+class Ends:
+    """A data set whose loader's worker is ended by a signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), self.number)
+        return index
+
+
+def lose_a_worker(number: int) -> None:
+    from torch.utils.data import DataLoader
+
+    for _ in DataLoader(Ends(number), num_workers=1):  # type: ignore[arg-type]
+        pass
+
+
+@task(task_config=SafeTorch(nproc_per_node=1))
+def the_one_fails() -> None:
+    """A job of one rank."""
+    raise ValueError("alone")
+
+
+def is_called() -> dict[str, object]:
+    """What the caller of a task can catch, by the class that a rank has raised."""
+    kinds = {"raise": ValueError, "alone": ValueError, "EIO": OSError, "own class": StepFailedError}
+    kinds |= {"recoverable": FlyteRecoverableException, "SIGKILL": RankKilledError}
+    how = os.environ["TEST_HOW"]
+    try:
+        (the_one_fails if how == "alone" else one_fails)()
+    except kinds[how] as error:
+        facts = {"is ours": isinstance(error, SafedistError), "errno": getattr(error, "errno", None)}
+        return {"as": kinds[how].__name__, "text": str(pickle.loads(pickle.dumps(error))), **facts}
+    return {}
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, logs=Logs(tail_lines=3)))
@@ -325,10 +386,6 @@ def keeps_always() -> str:
     return _report_and_wait()
 
 
-class StepFailedError(Exception):
-    """What a training loop makes of any error of a step."""
-
-
 @task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK))
 def losses_are_wrapped() -> None:
     """Rank 1 is killed in the middle of training; the others make an error of their own of that."""
@@ -342,7 +399,7 @@ def losses_are_wrapped() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             dist.all_reduce(torch.ones(1000))
         except Exception as error:
-            raise StepFailedError(f"step {step} failed") from error
+            raise StepFailedError("x", step=step) from error
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))

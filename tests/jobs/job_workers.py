@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing
 from flytekit import task
 from torch.utils.data import DataLoader, Dataset
@@ -64,5 +70,27 @@ def load() -> dict[str, list[float]]:
     torch.multiprocessing.set_sharing_strategy("file_system")  # by torch_shm_manager, which has a socket of its own
     found["by file system"] = loaded(num_workers=2)
     torch.multiprocessing.set_sharing_strategy(sharing)
-    assert os.environ["TMPDIR"].endswith(f"rank-{current_rank().rank}/tmp")
+    assert os.path.realpath(os.environ["TMPDIR"]).endswith(f"rank-{current_rank().rank}/tmp")
     return found
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1))
+def shares_memory() -> dict[str, Any]:
+    """What two ranks have in /dev/shm as one of them is killed."""
+    me = current_rank()
+    found, torchs = me.node_dir / "found", f"torch_{os.getpid()}_"
+    if me.round:
+        names = json.loads(found.read_text())
+        left = [name for name in (names["python's"], *names["torch's"]) if Path("/dev/shm", name).exists()]
+        return {**names, "left in round 1": left}
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    own = shared_memory.SharedMemory(create=True, size=1)
+    kept = torch.ones(1000).share_memory_()
+    gathered: list[Any] = [None, None]
+    dist.init_process_group("gloo")
+    dist.all_gather_object(gathered, [name for name in os.listdir("/dev/shm") if name.startswith(torchs)])
+    if me.rank == 1:
+        found.write_text(json.dumps({"python's": own.name, "torch's": [name for each in gathered for name in each]}))
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    return {"kept": len(kept)}

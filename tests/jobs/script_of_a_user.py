@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
 
 from exchanging import exchange  # of the script's own directory
@@ -18,12 +19,16 @@ def double(number: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=int, required=True)
-    parser.add_argument("--ends", choices=["well", "with 0", "with 3", "badly"], default="well")
+    ends = ["well", "with 0", "with 3", "badly", "at once with 0", "at once with 3"]
+    parser.add_argument("--ends", choices=ends, default="well")
     options = parser.parse_args()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         doubled = pool.map(double, [options.lr])
     me = current_rank()
     print(f"{me.rank} of {me.world_size} doubles to {doubled}", exchange("rates", str(options.lr)), flush=True)
+    print(f"a word of {me.rank}'s on errors", file=sys.stderr, flush=True)
+    if options.ends.startswith("at once"):
+        os._exit(int(options.ends[-1]))
     if options.ends.startswith("with"):
         sys.exit(int(options.ends[-1]))
     if options.ends == "badly" and me.rank == 1:

@@ -7,17 +7,24 @@ import signal
 import sys
 
 import pytest
+from flytekit.exceptions.user import FlyteRecoverableException
 
+from flytekitplugins_safedist import errors
+from flytekitplugins_safedist.errors import StorageError
 from flytekitplugins_safedist.failures import (
+    ERRNOS,
     ROWS,
+    SIGNALS,
     ChainLink,
     EndOfRank,
     Failure,
+    Outlook,
     Payer,
-    linked,
+    evidence,
+    how_ended,
     of_chain,
-    of_exception,
     of_link,
+    outlook,
     repeats,
     speaks_of_timeout,
 )
@@ -352,11 +359,11 @@ def test_what_was_said_first_counts() -> None:
 def test_a_chain_that_is_a_ring_or_has_no_end_is_read_as_far_as_it_says_something() -> None:
     one, two = ValueError("1"), ValueError("2")
     one.__cause__, two.__cause__ = two, one
-    assert [each for each, _ in linked(one)] == [one, two]
+    assert [each for each, _ in evidence(one, str)] == [one, two]
     many: BaseException = ValueError("0")
     for number in range(1000):
         many = raised_from(many, ValueError(str(number)))
-    assert len(list(linked(many))) < 100
+    assert len(evidence(many, str)) < 100
 
 
 def test_in_init_process_group_no_collective_has_failed() -> None:
@@ -386,7 +393,7 @@ def test_torchs_own_end_of_a_setup_without_the_others_is_that() -> None:
 def test_a_mistake_comes_again_where_it_surely_does() -> None:
     assert of(RuntimeError(DUPLICATE)).repeats
     assert not of(RuntimeError("[c10d] The server socket has failed to bind: EADDRINUSE")).repeats
-    assert not repeats(Failure.OWN, [ChainLink("RuntimeError", DUPLICATE)], ())
+    assert not repeats(Failure.OWN, [ChainLink("RuntimeError", DUPLICATE)])
 
 
 # --- one rank's end --------------------------------------------------------------------------------------------------
@@ -400,6 +407,8 @@ GONE_WORKER = "DataLoader worker (pid(s) 25974, 25975) exited unexpectedly"
         (KILLED_WORKER, Failure.WORKER_KILLED),
         (GONE_WORKER, Failure.WORKER_KILLED),
         ("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ", Failure.OWN),
+        ("unable to mmap 4096 bytes from file </torch_71_302_0>: Cannot allocate memory (12)", Failure.OWN),
+        ("unable to open file </models/torch_7.pt>: No such file or directory (2)", Failure.OWN),
         ("unable to write to file </torch_71_302_0>: No space left on device (28)", Failure.FULL_SHARED_MEMORY),
         ("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible", Failure.FULL_SHARED_MEMORY),
     ],
@@ -433,8 +442,67 @@ def test_the_order_of_what_is_known_of_one_end() -> None:
 
 
 def test_the_users_word_wins_over_disks_and_stores() -> None:
-    recoverable, link = Failure.RECOVERABLE, [ChainLink("MyError", "x")]
     for number in (errno.ENOSPC, errno.EIO):
-        assert of_exception(link, [number], by_class=recoverable, world_size=1) is recoverable
-    both = [errno.ENOSPC, errno.EIO]
-    assert of_exception(link, both, by_class=Failure.STORAGE, world_size=1) is Failure.FULL_DISK
+        mine = raised_from(OSError(number, "x"), FlyteRecoverableException("again"))
+        assert of(mine).failure is Failure.RECOVERABLE
+    both = raised_from(OSError(errno.ENOSPC, "x"), raised_from(OSError(errno.EIO, "x"), StorageError("x")))
+    assert of(both).failure is Failure.FULL_DISK
+
+
+# --- the tables of numbers --------------------------------------------------------------------------------------------
+def test_each_signal_has_a_likely_reason_and_an_unknown_one_its_name_or_number() -> None:
+    assert (
+        how_ended(-11)
+        == "SIGSEGV: invalid memory access in native code (a C extension, a CUDA library, an ABI mismatch)"
+    )
+    assert (how_ended(-signal.SIGUSR1), how_ended(-37), how_ended(3)) == ("SIGUSR1", "signal 37", "exit code 3")
+    assert all(signal.Signals(number).name in how_ended(-number) for number in SIGNALS)
+
+
+def test_each_errno_names_an_error_of_ours_whose_row_is_the_errnos() -> None:
+    for number, meaning in ERRNOS.items():
+        kind = getattr(errors, meaning.error)
+        assert issubclass(kind, errors.FsError)
+        assert meaning.meaning
+        assert meaning.hint
+        if meaning.failure is Failure.NODE_DISK:
+            assert kind("x").failure is Failure.NODE_DISK, number
+
+
+class OfAStore(Exception):
+    """As botocore's errors."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}}
+
+
+@pytest.mark.parametrize(
+    ("error", "means"),
+    [
+        (OfAStore("AccessDenied"), Outlook.DENIED),
+        (OfAStore("NoSuchKey"), Outlook.MISSING),
+        (OfAStore("SlowDown"), Outlook.TRANSIENT),
+        (OfAStore("503"), Outlook.TRANSIENT),
+        (PermissionError("no"), Outlook.DENIED),
+        (FileNotFoundError("no"), Outlook.MISSING),
+        (OSError(errno.ENOSPC, "full"), Outlook.LOCAL),
+        (OSError(errno.EROFS, "read-only"), Outlook.LOCAL),
+        (OSError(errno.EIO, "broken"), Outlook.TRANSIENT),
+        (ConnectionResetError("x"), Outlook.TRANSIENT),
+        (ImportError("s3fs"), Outlook.UNSUPPORTED),
+        (ValueError("Protocol not known: s4"), Outlook.UNSUPPORTED),
+        (ValueError("Invalid endpoint: minio.flyte:9000"), Outlook.TRANSIENT),
+        (raised_from(ConnectionRefusedError("x"), FileNotFoundError("of fsspec's HTTP")), Outlook.TRANSIENT),
+        (while_handling(OfAStore("AccessDenied"), ValueError("mine")), Outlook.TRANSIENT),
+    ],
+    ids=str,
+)
+def test_what_an_error_means_where_a_store_was_asked(error: BaseException, means: Outlook) -> None:
+    assert outlook(error) is means
+
+
+def test_what_flytekit_raises_without_a_cause_has_the_one_that_it_was_handling() -> None:
+    forgets = type("FlyteDownloadDataException", (Exception,), {})("x")
+    assert outlook(while_handling(OfAStore("AccessDenied"), forgets)) is Outlook.DENIED
+    assert outlook(raised_from(while_handling(OfAStore("NoSuchKey"), forgets), RuntimeError("x"))) is Outlook.MISSING

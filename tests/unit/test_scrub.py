@@ -77,6 +77,7 @@ def test_without_variables_nothing_of_a_text_is_a_value() -> None:
     [
         ("s3://me:pass@host/a?X-Signature=0f", "s3://host/a?..."),
         ("http://me:pass@[::1/x?sig=0f", "http://[::1/x?..."),
+        ("zip://a::https://me:pass@host/b.zip?sig=0f", "zip://a::https://host/b.zip?..."),
         ("/a", "/a"),
     ],
 )

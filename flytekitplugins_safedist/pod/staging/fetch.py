@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CodeNotFoundError, MissingDependencyError, SafedistError, StagingError
-from ...store.errors import Outlook, decisive, judge, one_line
+from ...failures import Outlook, decisive, is_broken, outlook
+from ...store.errors import one_line
 from ...store.patience import Patience, Request, in_thread
 from ...texts import how_far
 
@@ -28,7 +28,7 @@ without ``-`` and ``_``."""
 _ONE_AT_A_TIME = "max_concurrency"
 """How s3fs and adlfs call the number of parts that they fetch at once: ten of 50 MiB, each whole in memory."""
 
-_MEANING: Mapping[Outlook, tuple[type[SafedistError], str, str]] = {
+_TEXTS: Mapping[Outlook, tuple[type[SafedistError], str, str]] = {
     Outlook.MISSING: (
         CodeNotFoundError,
         "The task's code archive was not found",
@@ -101,9 +101,9 @@ class Source:
 
     def failed(self, error: Exception, attempts: int = 1) -> SafedistError:
         """What an error of its store comes to."""
-        outlook, cause = judge(error), decisive(error)
-        late = outlook is Outlook.TRANSIENT
-        kind, what, hint = _MEANING[outlook]
+        meaning, cause = outlook(error), decisive(error)
+        late = meaning is Outlook.TRANSIENT
+        kind, what, hint = _TEXTS[meaning]
         return kind(
             what,
             where={"uri": self.patience.label, "host": os.uname().nodename},
@@ -157,7 +157,7 @@ class Source:
             info = self._info()
         except StagingError as refused:
             # As flytekit does: a public bucket needs no credentials, and wrong ones may be refused where none are not.
-            if refused.__cause__ is None or judge(refused.__cause__) is not Outlook.DENIED:
+            if refused.__cause__ is None or outlook(refused.__cause__) is not Outlook.DENIED:
                 raise
             try:
                 self._store = self._client(anonymous=True)
@@ -255,8 +255,8 @@ class Download:
         if not isinstance(error, OSError):
             return False
         names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
-        bare = error.__cause__ is None and error.errno in (errno.EIO, errno.ESTALE)
-        return bare or str(self.path) in names or judge(error) is Outlook.LOCAL
+        bare = error.__cause__ is None and is_broken((error.errno or 0,))
+        return bare or str(self.path) in names or outlook(error) is Outlook.LOCAL
 
     def _see_its_size(self, _answer: object) -> None:
         have, size = self._have(), self._source.size

@@ -168,6 +168,16 @@ def test_a_small_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert "shared_memory" in remedy
 
 
+@pytest.mark.parametrize(("as_one", "status"), [(True, "warning"), (False, "ok")])
+def test_what_an_out_of_memory_kill_ends_is_said(as_one: bool, status: str) -> None:
+    found = doctor.out_of_memory(doctor.memory.Cgroup(2 << 30, 0, 0, as_one=as_one))
+
+    assert (found.check, found.status) == ("out of memory", status)
+    assert found.what.startswith("a limit of 2.0 GiB; the kernel ends ")
+    assert ("singleProcessOOMKill" in found.remedy) == as_one
+    assert doctor.out_of_memory(None).status == "ok"
+
+
 def test_a_directory_that_cannot_be_written_is_broken() -> None:
     ((_, status, what, remedy, _),) = host_checks.check_directory(Path("/proc/self/fd"))
 

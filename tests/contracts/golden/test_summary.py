@@ -141,7 +141,7 @@ DEFAULTS = [
     "cr.flyte.org/flyteorg/flytekit:py3.12-latest",
     "harbor.corp/proxy-cache/flyteorg/flytekit:py3.11-1.16.31",
 ]
-NO_COMMAND = "It has no safedist-execute, the command of every pod"
+NO_COMMAND = "It does not contain safedist-execute, so the pods cannot start"
 
 
 def of_image(image: str) -> Any:

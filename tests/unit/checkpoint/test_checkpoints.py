@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextvars
+import multiprocessing
 import resource
 import signal
+import struct
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from datetime import timedelta
+from types import SimpleNamespace
 
+import fsspec
 import numpy
 import pytest
 import torch
 
 from flytekitplugins_safedist.checkpoint import Checkpoints, agreement, per_rank, saves, store
 from flytekitplugins_safedist.checkpoint.agreement import Timer
+from flytekitplugins_safedist.checkpoint.pieces import marks, sums
+from flytekitplugins_safedist.checkpoint.values import from_bytes, to_bytes
 from flytekitplugins_safedist.errors import CheckpointError, ConfigError, FsError
 from tests.checkpoint import points
 from tests.harness.procs import until
@@ -24,6 +30,10 @@ def fresh(value=0.0):
     model = torch.nn.Linear(2, 2)
     torch.nn.init.constant_(model.weight, value)
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "epoch": int(value)}
+
+
+WEIGHT = struct.pack("<4f", *[3.0] * 4)
+"""Of step 3, in its file."""
 
 
 def weight(state):
@@ -91,9 +101,7 @@ def test_a_second_run_goes_on_where_the_first_ended(place):
         pytest.param(lambda path: path.write_bytes(b""), id="empty"),
         pytest.param(lambda path: path.unlink(), id="gone"),
         pytest.param(lambda path: path.write_bytes(path.read_bytes() + b"x"), id="longer"),
-        pytest.param(
-            lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]), id="flipped"
-        ),
+        pytest.param(lambda path: path.write_bytes(path.read_bytes().replace(WEIGHT, bytes(16))), id="changed"),
     ],
 )
 def test_a_damaged_part_is_passed_over_and_said(three, damage, caplog, monkeypatch):
@@ -203,6 +211,26 @@ def test_one_save_is_in_flight_and_waiting_for_it_is_said(place, caplog):
         points.on_point = None
     assert said in caplog.text
     assert resumed(place) == (2, 1.0, 1)
+
+
+def test_a_process_that_is_forked_while_a_save_is_in_flight_ends(place):
+    """As a DataLoader's workers are."""
+    forked, written = threading.Event(), threading.Event()
+    points.on_point = lambda point: (forked.set(), written.wait()) if point == points.PART_OPENED else None
+    try:
+        ckpt = Checkpoints(place, every=None)
+        ckpt.save(0, {"x": 0}, force=True)
+        forked.wait()
+        worker = multiprocessing.get_context("fork").Process(target=int)
+        worker.start()
+        worker.join(30)
+        ended = worker.exitcode
+        worker.kill()
+    finally:
+        written.set()
+        points.on_point = None
+    ckpt.wait()
+    assert ended == 0
 
 
 def test_by_time_a_save_in_flight_is_not_waited_for(place):
@@ -738,6 +766,210 @@ def test_what_is_saved_elsewhere_is_not_saved_here(place, tmp_path):
         assert ckpt.restore(fresh()) == 8
         ckpt.save(7, fresh(7), force=True)
     assert ckpt.steps() == [7]
+
+
+class Average:
+    """Weights on the average, which begin as the weights themselves."""
+
+    def __init__(self, model):
+        self.weights = [each.detach() for each in model.parameters()]
+
+    def state_dict(self):
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.weights = state["weights"]
+
+
+@pytest.mark.parametrize("names", [("model", "average"), ("average", "model")])
+def test_what_lies_in_a_models_memory_before_the_restore_is_read_into_its_own(place, names):
+    def state(average=None):
+        model = fresh(1)["model"]
+        both = {"model": model, "average": Average(model)}
+        if average is not None:
+            both["average"].weights = [torch.full_like(each, average) for each in both["average"].weights]
+        return {name: both[name] for name in names}
+
+    with Checkpoints(place, every=None) as ckpt:
+        ckpt.save(0, state(average=7.0), force=True)
+    restored = state()
+    Checkpoints(place).restore(restored)
+    assert (weight(restored), restored["average"].weights[0].unique().tolist()) == (1.0, [7.0])
+
+
+def two(tied):
+    layers = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(2))
+    if tied:
+        layers[1].weight = layers[0].weight
+    return {"model": layers}
+
+
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, True), (True, False)])
+def test_layers_that_were_saved_apart_are_not_restored_into_one(place, before, after):
+    saved, restored = two(before), two(after)
+    with Checkpoints(place, every=None) as ckpt:
+        ckpt.save(0, saved, force=True)
+    if after and not before:
+        with pytest.raises(CheckpointError, match="what was loaded is not what was saved"):
+            Checkpoints(place).restore(restored)
+        return
+    Checkpoints(place).restore(restored)
+    assert all(torch.equal(one.weight, saved["model"][at].weight) for at, one in enumerate(restored["model"]))
+
+
+def test_a_model_of_no_tensors_is_saved_and_restored(place):
+    with Checkpoints(place, every=None) as ckpt:
+        ckpt.save(0, {"model": torch.nn.Identity()}, force=True)
+    assert Checkpoints(place).restore({"model": torch.nn.Identity()}) == 1
+
+
+def test_two_of_a_task_that_save_at_one_place_in_turns_are_refused(place):
+    run, best = Checkpoints(place, every=1), Checkpoints(place, every=None, keep=1)
+    run.save(0, {"x": 0})
+    run.wait()
+    best.save(0, {"x": 0}, force=True)
+    with pytest.raises(CheckpointError, match=r"two save at one place: .*another Checkpoints of this task"):
+        run.save(1, {"x": 1})
+
+
+@pytest.fixture
+def of_job(monkeypatch):
+    """Have this process be a rank of a job."""
+
+    def enter(job):
+        monkeypatch.setattr("flytekitplugins_safedist.rank.context.current_rank", lambda: rank)
+        rank = SimpleNamespace(job=job, attempt=0, rank=0, world_size=1)
+
+    monkeypatch.setattr("flytekitplugins_safedist.checkpoint.agreement.of_rank", lambda: None)
+    return enter
+
+
+def test_two_jobs_that_save_at_one_place_at_once_are_refused_and_neither_takes_the_others_unfinished_save(
+    place, of_job
+):
+    of_job("one")
+    one = Checkpoints(place, every=1, keep=None)
+    of_job("two")
+    two = Checkpoints(place.parent / "." / "other" / ".." / "place", every=1, keep=1)  # as from another process
+    for step, ckpt in enumerate((two, one)):
+        ckpt.save(step, {"x": step})
+        ckpt.wait()
+    directory(place, 1).joinpath(saves.MANIFEST).rename(place / "later")  # it is still being written
+    two.save(2, {"x": 2})
+    two.wait()
+    (place / "later").rename(directory(place, 1) / saves.MANIFEST)
+    one.save(3, {"x": 3})
+    one.wait()
+    with pytest.raises(CheckpointError, match=r"two save at one place: .*saves of job two"):
+        one.save(4, {"x": 4})
+
+
+def test_where_the_newest_of_a_branch_is_damaged_its_job_goes_on_from_the_one_before(place, of_job):
+    of_job("job")
+    with Checkpoints(place, every=1, keep=None) as ckpt:
+        for step in range(6):
+            ckpt.save(step, {"x": step})
+    for first in (3, 5):
+        with Checkpoints(place, every=1, keep=None) as ckpt:
+            assert ckpt.restore({"x": 0}, step=2) == first
+            for step in range(first, 6):
+                ckpt.save(step, {"x": step})
+        newest = saves.committed(store.Store(str(place)))[0]
+        (place / newest / saves.MANIFEST).write_text("{}")
+
+
+def test_saves_that_are_found_damaged_do_not_count(place):
+    with Checkpoints(place, every=1, keep=3) as ckpt:
+        for step in range(3):
+            ckpt.save(step, {"x": step})
+    for step in (1, 2):
+        (directory(place, step) / saves.MANIFEST).write_text("{}")
+    with Checkpoints(place, every=1, keep=2) as ckpt:
+        assert ckpt.restore({"x": 0}) == 1
+        ckpt.save(1, {"x": 1})
+    assert ckpt.steps() == [0, 1, 2]
+
+
+def test_on_an_object_store_a_save_that_goes_while_it_is_read_is_passed_over(monkeypatch):
+    place, looks = "memory://goes", []
+    with Checkpoints(place, every=1) as ckpt:
+        for step in range(2):
+            ckpt.save(step, {"x": torch.full((2,), float(step))})
+    filesystem = fsspec.filesystem("memory")
+    read = type(filesystem).cat_ranges
+
+    def cat_ranges(self, paths, *arguments, **options):
+        if not looks:
+            looks.append(self.rm_file(paths[0]))
+        return read(self, paths, *arguments, **options)
+
+    monkeypatch.setattr(type(filesystem), "cat_ranges", cat_ranges)
+    state = {"x": torch.zeros(2)}
+    assert Checkpoints(place).restore(state) == 1
+    assert state["x"].tolist() == [0.0, 0.0]
+
+
+PLAIN = [
+    *(
+        None,
+        True,
+        1,
+        -1.5,
+        "x\ud800",
+        b"ab",
+        bytearray(b"q"),
+        1 + 2j,
+        (1, [2, {3: 4, (1, 2): "t"}]),
+        {"dict": {"a": 1}},
+    ),
+    *(
+        {1, 2},
+        frozenset("a"),
+        torch.Size([1, 2]),
+        torch.bfloat16,
+        torch.device("cpu"),
+        OrderedDict(a=1),
+        Counter("aab"),
+    ),
+    *(numpy.float32(0.5), float("inf"), 1 << 80),
+]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_plain_values_come_back_as_they_were(value):
+    again = from_bytes(to_bytes(value, "x"))
+    assert again == value
+    assert type(again) is type(value) or type(value) is numpy.float32
+
+
+@pytest.mark.parametrize("key", [1.5, (1, 2)], ids=repr)
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(2, 2, dtype=torch.bfloat16),
+        torch.eye(3).to_sparse(),
+        torch.empty(0, 3),
+        torch.tensor(True),
+        torch.ones(2, dtype=torch.complex64).conj(),
+    ],
+    ids=["bf16", "sparse", "empty", "of no dimension", "conjugate"],
+)
+def test_tensors_under_other_keys_than_text_come_back_as_they_were(key, tensor):
+    again = from_bytes(to_bytes({key: tensor}, "x"))[key]
+    assert (again.dtype, again.layout) == (tensor.dtype, tensor.layout)
+    assert torch.equal(again.to_dense(), tensor.to_dense())
+
+
+def test_numbers_that_change_their_places_in_the_middle_of_a_tensor_change_its_mark():
+    tensor = torch.arange(100_000, dtype=torch.int64)
+    other = [tensor.clone() for _ in range(3)]
+    other[0][[50_000, 50_001]] = tensor[[50_001, 50_000]]
+    other[1][[50_000, 50_000 + 1024]] = tensor[[50_000 + 1024, 50_000]]
+    other[2][[50_000, 70_001]] = tensor[[70_001, 50_000]]
+    assert len({*marks([tensor, *other, tensor.view(torch.float64)])}) == 5
+    of_a_device = [sums(each.view(torch.uint8)) for each in (tensor, *other)]
+    assert len({bytes(each.tolist()) for each in of_a_device}) == 4
+    assert len(of_a_device[0]) < 0.05 * tensor.nbytes
 
 
 def test_old_saves_that_cannot_be_removed_stay_and_fail_nothing(place, monkeypatch, caplog):

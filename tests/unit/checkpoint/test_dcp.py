@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flytekitplugins_safedist.checkpoint import dcp
+from flytekitplugins_safedist.checkpoint.group import JobRanks
 from flytekitplugins_safedist.checkpoint.pieces import Piece
 from flytekitplugins_safedist.checkpoint.saves import Manifest
 from flytekitplugins_safedist.checkpoint.store import Store
@@ -34,7 +35,8 @@ def test_what_ranks_have_written_is_read_as_one_tensor(tmp_path):
     store = Store(str(tmp_path))
     dcp.commit(store, "step-1", DRAFT, written(store, [half(0)], [half(2)]))
     target = torch.empty(4)
-    assert dcp.SavedFiles(store, "step-1").load({("weight",): target}) == {("weight",): target}
+    saved = dcp.SavedFiles(store, "step-1", {"weight": target}, JobRanks("a test"))
+    assert saved.load({("weight",): target}) == {("weight",): target}
     assert target.tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -83,7 +85,7 @@ def test_torchs_own_record_is_for_torchs_tools_and_is_not_unpickled(tmp_path):
     store = Store(str(tmp_path))
     dcp.commit(store, "step-1", DRAFT, written(store, [half(0), half(2)]))
     (tmp_path / "step-1" / dcp.METADATA).write_bytes(pickle.dumps(Calls(str(tmp_path / "called"))))
-    dcp.SavedFiles(store, "step-1").load({("weight",): torch.empty(4)})
+    dcp.SavedFiles(store, "step-1", {"weight": 0}, JobRanks("a test")).load({("weight",): torch.empty(4)})
     assert not (tmp_path / "called").exists()
 
 

@@ -133,6 +133,33 @@ def test_of_several_the_save_is_of_those_that_save_by_themselves_else_of_all(
     assert agent.finished(1, urgent=True)
 
 
+def test_a_rank_stands_still_when_no_save_of_any_of_several_is_in_flight(
+    agent, stood_still, tmp_path, monkeypatch, caplog
+):
+    """The best model is being written, slowly, when the run has made its last save."""
+    caplog.set_level("INFO")
+    agent.stays(20.0)
+    put = Store.put
+
+    def slowly(self: Store, name: str, data: bytes) -> None:
+        if "two" in self.url and name.endswith(saves.MANIFEST):
+            until(
+                lambda: "leaving waits for the save before" in caplog.text or agent.finished(1, urgent=True),
+                "the end of the run's last save",
+            )
+        put(self, name, data)
+
+    monkeypatch.setattr(Store, "put", slowly)
+    monkeypatch.setattr(RankPage, "stand_still", lambda _: stood_still.append(sorted(steps(tmp_path / "two"))))
+    run, best = Checkpoints(tmp_path / "one", every=100), Checkpoints(tmp_path / "two", every=None)
+    run.save(1, {"x": 1})
+    best.save(1, {"x": 1}, force=True)
+    answered(agent, 1, 2, urgent=True)
+    run.save(2, {"x": 2})
+    assert stood_still == [[1]]
+    assert not [thread for thread in threading.enumerate() if thread.name == "safedist-leaving"], "marks are taken away"
+
+
 def test_where_a_rank_goes_past_the_step_of_one_of_several_it_stands_still_all_the_same(agent, stood_still, tmp_path):
     """One of them is told of some steps only."""
     one, two = (Checkpoints(tmp_path / name, every=None) for name in ("one", "two"))

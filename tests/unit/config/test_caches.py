@@ -31,13 +31,13 @@ def test_a_row_has_a_usable_name_a_variable_of_its_own_and_a_source(cache: Cache
 
 
 def test_a_rank_gets_a_private_directory_for_each_cache_unless_it_is_shared_on_purpose() -> None:
-    scratch = RankScratch(Path("/s/round-0/rank-1"), Path("/t/rank-1"), Path("/s/cache/rank-1"))
+    scratch = RankScratch(Path("/s/round-0/rank-1"), Path("/t/0-1"), Path("/s/cache/rank-1"))
     private = scratch.environment(shared=())
-    own = {TMPDIR: "/t/rank-1/tmp", "TORCHELASTIC_ERROR_FILE": "/s/round-0/rank-1/error.json"}
+    own = {TMPDIR: "/t/0-1", "TORCHELASTIC_ERROR_FILE": "/s/round-0/rank-1/error.json"}
     assert private == own | {cache.variable: f"/s/cache/rank-1/{cache.name}" for cache in CACHES}
     shared = scratch.environment(shared={"triton", "cuda"})
     assert set(private) - set(shared) == {"TRITON_CACHE_DIR", "CUDA_CACHE_PATH"}
-    other = RankScratch(Path("/s/round-0/rank-2"), Path("/t/rank-2"), Path("/s/cache/rank-2"))
+    other = RankScratch(Path("/s/round-0/rank-2"), Path("/t/0-2"), Path("/s/cache/rank-2"))
     assert other.environment(shared=()).items().isdisjoint(private.items())
 
 

@@ -696,7 +696,7 @@ def test_where_nobody_can_go_on_without_it_the_error_names_the_machine(rules, of
     job = on_machines(rules, **of)
     job.fail(who, **BROKEN)
     job.follow()
-    assert job.it.verdict.text.startswith("Xid 79 would repeat: a restart cannot help. It was on node ")
+    assert job.it.verdict.text.startswith("the same Xid 79 would come again. It was on node ")
     assert job.it.books.without == frozenset()
 
 

@@ -15,18 +15,11 @@ from flytekitplugins_safedist.errors import (
     NoSpaceError,
     PathBlockedError,
     ReadOnlyFsError,
-    StaleHandleError,
 )
 from flytekitplugins_safedist.fs import ensure_dir, oserrors
 from flytekitplugins_safedist.fs.oserrors import Mount
 from tests.harness.fusefs import FuseMount, require
 from tests.harness.procs import DEADLINE, until
-
-
-def test_it_makes_parents_and_is_content_with_what_is_there(tmp_path):
-    for _ in range(2):
-        assert ensure_dir(tmp_path / "a" / "b" / "c") == tmp_path / "a" / "b" / "c"
-    assert (tmp_path / "a/b/c").is_dir()
 
 
 def test_relative_paths_and_odd_endings_work(tmp_path, monkeypatch):
@@ -39,14 +32,10 @@ def test_relative_paths_and_odd_endings_work(tmp_path, monkeypatch):
 
 
 def test_the_mode_is_the_last_directorys(tmp_path):
-    ensure_dir(tmp_path / "a" / "b", mode=0o700)
+    for _ in range(2):
+        assert ensure_dir(tmp_path / "a" / "b", mode=0o700) == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "a").stat().st_mode & 0o700 == 0o700
-
-
-def test_the_mode_is_the_directorys_also_where_its_parent_is_there(tmp_path):
-    ensure_dir(tmp_path / "private", mode=0o700)
-    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_parent_that_vanishes_again_and_again_is_told_when_the_time_is_up(tmp_path, monkeypatch):
@@ -69,13 +58,6 @@ def test_a_link_to_nothing_is_waited_for_where_another_machine_may_be_making_wha
         ensure_dir(tmp_path / "link", timeout=0.01)
 
 
-def test_a_link_to_a_directory_is_one(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    ensure_dir(tmp_path / "link" / "sub")
-    assert (tmp_path / "real" / "sub").is_dir()
-
-
 @pytest.mark.parametrize("path", ["link/../x", "link/../x/y/", "new/../x", "new/./sub/../../x"])
 def test_what_is_made_is_what_makedirs_makes(tmp_path, path):
     made = []
@@ -89,10 +71,16 @@ def test_what_is_made_is_what_makedirs_makes(tmp_path, path):
 
 @pytest.mark.parametrize("below", ["", "sub", "sub/sub"])
 def test_a_file_in_the_way_is_named(tmp_path, below):
-    (tmp_path / "f").write_text("12345")
+    (tmp_path / "f").write_text("abc")
+    (tmp_path / "f").chmod(0o640)
     with pytest.raises(PathBlockedError) as caught:
         ensure_dir(tmp_path / "f" / below)
-    assert "a file is in the way" in str(caught.value)
+    text = str(caught.value)
+    assert f"[path={tmp_path / 'f' / below}, " in text
+    assert below or text.endswith(
+        "(seen: mode -rw-r-----, 3 bytes; expected: a directory, or nothing). Fix: move it away, or choose another path"
+    )
+    assert "a file is in the way" in text
 
 
 def test_a_link_to_nothing_is_in_the_way_at_once(tmp_path):
@@ -101,15 +89,10 @@ def test_a_link_to_nothing_is_in_the_way_at_once(tmp_path):
         ensure_dir(tmp_path / "link", timeout=3600)
 
 
-@pytest.mark.parametrize("path", ["", "a\0b"])
-def test_no_path_at_all_is_an_error_at_once(path):
-    with pytest.raises((FsError, ValueError)):
-        ensure_dir(path)
-
-
-def test_a_name_too_long_is_our_error(tmp_path):
-    with pytest.raises(FsError, match="ENAMETOOLONG"):
-        ensure_dir(tmp_path / ("n" * 300))
+@pytest.mark.parametrize(("path", "said"), [("", "ENOENT"), ("a\0b", "null byte"), ("n" * 300, "choose a shorter one")])
+def test_what_is_no_path_is_an_error_at_once(path, said):
+    with pytest.raises((FsError, ValueError), match=said):
+        ensure_dir(path, timeout=3600)
 
 
 def test_a_removed_working_directory_is_our_error(tmp_path):
@@ -127,9 +110,7 @@ def test_a_removed_working_directory_is_our_error(tmp_path):
     ("code", "error"),
     [
         ("EACCES", FsAccessError),
-        ("EPERM", FsAccessError),
         ("EROFS", ReadOnlyFsError),
-        ("ENOSPC", NoSpaceError),
         ("EDQUOT", NoSpaceError),
     ],
 )
@@ -144,7 +125,7 @@ def test_what_cannot_be_helped_is_told_apart_and_tried_once(tmp_path, code, erro
     assert "file_system=fuse" in str(caught.value)
 
 
-@pytest.mark.parametrize("code", ["EACCES", "EROFS", "ENOSPC"])
+@pytest.mark.parametrize("code", ["EACCES", "EROFS"])
 def test_a_directory_that_is_there_is_there_whatever_mkdir_says(tmp_path, code):
     require()
     with (
@@ -166,15 +147,6 @@ def test_what_passes_is_waited_out(tmp_path, code, when):
     with FuseMount(tmp_path / "server", tmp_path / "client") as client:
         client.set(faults=[{"op": "mkdir", "errno": code, "first": 5, "when": when}])
         assert ensure_dir(client.path / "a" / "b").is_dir()
-
-
-def test_a_handle_that_stays_stale_is_an_error_in_the_end(tmp_path, monkeypatch):
-    require()
-    monkeypatch.setattr(oserrors.Backoff.__init__, "__defaults__", (0.2,))
-    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
-        client.set(faults=[{"op": "mkdir", "errno": "ESTALE"}])
-        with pytest.raises(StaleHandleError):
-            ensure_dir(client.path / "new")
 
 
 def test_a_directory_is_waited_for_long_after_the_patience_with_failures_is_at_its_end(tmp_path, monkeypatch):
@@ -204,31 +176,3 @@ def test_what_may_go_in_a_moment_is_asked_again_after_a_pause(monkeypatch):
     retry = oserrors.Backoff()
     assert all(retry.allows(OSError(errno.EAGAIN, "")) for _ in range(20))
     assert len(paused) == 20
-
-
-@pytest.mark.parametrize(
-    ("code", "help_"),
-    [
-        ("EMFILE", "ulimit -n"),
-        ("ENFILE", "fs.file-max"),
-        ("EBADF", "see who closes it"),
-        ("ENAMETOOLONG", "choose a shorter one"),
-        ("EXDEV", "beside its final place"),
-    ],
-)
-def test_what_no_file_server_has_to_do_with_is_not_put_on_it(tmp_path, code, help_):
-    said = str(oserrors.explain(OSError(getattr(errno, code), ""), tmp_path, "open the file"))
-    assert code in said
-    assert help_ in said
-    assert "file server" not in said
-
-
-def test_a_file_in_the_way_is_told_with_all_that_was_seen_of_it(tmp_path):
-    (tmp_path / "x").write_text("abc")
-    (tmp_path / "x").chmod(0o640)
-    with pytest.raises(PathBlockedError) as caught:
-        ensure_dir(tmp_path / "x")
-    assert str(caught.value).startswith(f"a file is in the way of a directory [path={tmp_path}/x, file_system=")
-    assert str(caught.value).endswith(
-        "(seen: mode -rw-r-----, 3 bytes; expected: a directory, or nothing). Fix: move it away, or choose another path"
-    )

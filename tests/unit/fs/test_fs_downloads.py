@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +14,10 @@ from typing import Any
 import pytest
 from fsspec.callbacks import Callback
 
-from flytekitplugins_safedist.errors import DownloadError, FsTimeoutError
-from flytekitplugins_safedist.fs import atomic_write, download, download_once
+from flytekitplugins_safedist.errors import DownloadError, FsTimeoutError, PathBlockedError
+from flytekitplugins_safedist.fs import download, download_once
 from flytekitplugins_safedist.fs.download import _address, _without_secrets
+from tests.fs.ranks import pause, processes
 
 BODY = b"weights" * 100
 DIGEST = hashlib.sha256(BODY).hexdigest()
@@ -51,11 +50,12 @@ def test_what_is_there_with_the_digest_is_not_fetched_again(tmp_path):
     download_once(str(tmp_path / "no such source"), tmp_path / "weights", sha256=DIGEST.upper())
 
 
-def test_what_is_there_with_another_digest_is_fetched_anew_and_that_is_told(tmp_path, source, caplog):
+def test_what_is_there_with_another_digest_is_refused(tmp_path, source):
     target = tmp_path / "weights"
     target.write_text("other")
-    assert download_once(str(source), target, sha256=DIGEST).read_bytes() == BODY
-    assert f"{target} is there with another digest than asked for; it is fetched anew" in caplog.messages
+    with pytest.raises(PathBlockedError, match=rf"seen: sha256 .*; expected: sha256 {DIGEST}"):
+        download_once(str(source), target, sha256=DIGEST)
+    assert target.read_text() == "other"
 
 
 def test_a_file_with_another_digest_than_asked_for_is_not_there_afterwards(tmp_path, source):
@@ -85,25 +85,11 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_a_directorys_files_are
     assert synced[2:] == [True], "its name alone"
 
 
-@pytest.mark.parametrize("slash", ["", "/"])
-def test_a_directory_is_brought_with_all_that_is_below_it(tmp_path, slash):
-    (tmp_path / "source" / "below").mkdir(parents=True)
-    (tmp_path / "source" / "below" / "a").write_bytes(BODY)
-    target = download_once(f"{tmp_path}/source{slash}", tmp_path / "copy")
-    assert (target / "below" / "a").read_bytes() == BODY
-
-
 def test_a_digest_of_a_directory_is_refused(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(DownloadError, match=r"sha256 of a directory, which has none.*fetch an archive"):
         download_once(f"{tmp_path}/data/", tmp_path / "copy", sha256=DIGEST)
     assert os.listdir(tmp_path) == ["data"]
-
-
-def test_the_second_call_for_one_place_looks_again(tmp_path, source):
-    target = download_once(str(source), tmp_path / "weights")
-    target.unlink()
-    assert download_once(str(source), tmp_path / "weights").read_bytes() == BODY
 
 
 @pytest.fixture
@@ -126,14 +112,41 @@ def pages() -> Iterator[str]:
         server.shutdown()
 
 
-def test_addresses_that_differ_in_their_query_are_different_files(tmp_path, pages, caplog):
-    for path in ("/get?file=train&version=1", "/get?file=train&version=2", "/get?file=test", "/get"):
-        assert download_once(pages + path, tmp_path / "data").read_text() == path
-    for name in ("train", "test", os.fsdecode(b"not utf-8: \xff")):
-        (tmp_path / f"set?{name}").write_text(repr(name))
-        assert download_once(tmp_path / f"set?{name}", tmp_path / "copy").read_text() == repr(name)
-    assert caplog.text.encode("utf-8"), "a log can hold it"
-    assert "not utf-8: \\udcff" in caplog.text
+def test_another_source_is_refused_and_both_are_named(tmp_path, pages):
+    """What a running job reads is never replaced under its feet, nor taken for something else."""
+    target = tmp_path / "data"
+    download_once(f"{pages}/get?file=train", target)
+    for other in (f"{pages}/get?file=test", f"{pages}/get", tmp_path / os.fsdecode(b"not utf-8: \xff")):
+        with pytest.raises(PathBlockedError) as caught:
+            download_once(other, target)
+        assert f"seen: {pages}/get" in str(caught.value)
+        assert f"expected: {download._name_of(os.fspath(other))}" in str(caught.value)
+        assert str(caught.value).encode("utf-8"), "a log can hold it"
+    assert target.read_text() == "/get?file=train"
+
+
+def test_a_record_without_what_it_names_is_another_processs_that_is_about_to_rename(tmp_path, source):
+    target = download_once(source, tmp_path / "weights")
+    target.unlink()
+    with pytest.raises(PathBlockedError, match=r"remove this one, with .weights.safedist-source beside it"):
+        download_once(tmp_path / "other", target)
+    assert download_once(source, target).read_bytes() == BODY
+    (tmp_path / ".weights.safedist-source").write_text("[1]")
+    with pytest.raises(PathBlockedError, match="a source that cannot be read"):
+        download_once(source, target)
+
+
+@pytest.mark.parametrize("length", [238, 239, 255])
+def test_a_name_may_be_as_long_as_the_file_system_has_them(tmp_path, source, length):
+    assert download_once(source, tmp_path / ("n" * length)).read_bytes() == BODY
+    with pytest.raises(PathBlockedError):
+        download_once(tmp_path, tmp_path / ("n" * length))
+
+
+def test_a_link_to_nothing_in_the_place_is_told_at_once(tmp_path, source):
+    (tmp_path / "weights").symlink_to("nowhere")
+    with pytest.raises(PathBlockedError, match="a symbolic link to nothing"):
+        download_once(source, tmp_path / "weights", timeout=3600)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +164,8 @@ def test_one_file_that_is_signed_anew_is_not_fetched_again(tmp_path, pages, sign
     first = download_once(pages + kept + signed.format(n=1), tmp_path / "data").read_text()
     assert download_once(pages + kept + signed.format(n=2), tmp_path / "data").read_text() == first
     assert "sign" not in (tmp_path / ".data.safedist-source").read_text()
-    other = download_once(f"{pages}/get?versionId=8&{signed.format(n=2)}", tmp_path / "data").read_text()
-    assert other.startswith("/get?versionId=8")
+    with pytest.raises(PathBlockedError, match="with another query"):
+        download_once(f"{pages}/get?versionId=8&{signed.format(n=2)}", tmp_path / "data")
 
 
 @pytest.mark.parametrize("protocol", ["", "file://"])
@@ -160,14 +173,6 @@ def test_a_directory_is_the_same_with_and_without_a_slash_and_whoever_reads_it_k
     (tmp_path / "source").mkdir()
     first = download_once(f"{protocol}{tmp_path}/source", tmp_path / "data").stat().st_ino
     assert download_once(f"{protocol}{tmp_path}/source/", tmp_path / "data").stat().st_ino == first
-
-
-def test_a_name_in_another_working_directory_is_another_file(tmp_path, monkeypatch):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text(name)
-        monkeypatch.chdir(tmp_path / name)
-        assert download_once("file", tmp_path / "copy").read_text() == name
 
 
 def test_a_source_that_is_not_there_is_told_with_its_name_the_place_and_what_to_see(tmp_path):
@@ -190,31 +195,33 @@ def test_an_address_with_a_secret_is_told_by_nothing_that_goes_wrong_with_it(tmp
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_killed_at_any_point_what_is_there_is_of_the_source_that_is_recorded(tmp_path, monkeypatch, recorded):
-    """A process that ends before the record, or between it and the rename, with another source's file in the place."""
+def test_of_two_sources_at_once_the_first_to_record_its_own_wins(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).write_text(name)
-    target = tmp_path / "data"
-    download_once(tmp_path / "one", target)
 
-    class Killed(BaseException):
-        pass
+    def fetch(name: str) -> Path:
+        claim = download._claim
 
-    @contextmanager
-    def dies(*args: Any, **more: Any) -> Iterator[Any]:
-        if recorded:
-            with atomic_write(*args, **more) as file:
-                yield file
-        raise Killed
+        def at(*args: Any) -> None:
+            pause("is whole")
+            claim(*args)
+            pause("is recorded")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(download, "atomic_write", dies)
-        with pytest.raises(Killed):
-            download_once(tmp_path / "two", target)
-    assert not target.exists()
-    assert download_once(tmp_path / "one", target).read_text() == "one"
-    assert download_once(tmp_path / "two", target).read_text() == "two"
+        download._claim = at
+        return download_once(tmp_path / name, tmp_path / "data")
+
+    with processes([(fetch, "one"), (fetch, "two")]) as (one, two):
+        one.until("is whole")
+        two.until("is whole")
+        one.resume()
+        one.until("is recorded")
+        two.resume()
+        error = two.outcome().error()
+        assert isinstance(error, PathBlockedError)
+        assert f"seen: {tmp_path}/one; expected: {tmp_path}/two" in str(error)
+        one.resume()
+        assert one.outcome().get().read_text() == "one"
+    assert sorted(os.listdir(tmp_path)) == [".data.safedist-source", "data", "one", "two"]
 
 
 def test_who_finds_that_another_node_was_faster_keeps_what_is_there(tmp_path, monkeypatch):
@@ -231,15 +238,6 @@ def test_who_finds_that_another_node_was_faster_keeps_what_is_there(tmp_path, mo
     monkeypatch.setattr(download._Fetch, "_tried", overtaken)
     assert download_once(tmp_path / "data", tmp_path / "copy").stat().st_ino == inodes[1]
     assert sorted(os.listdir(tmp_path)) == [".copy.safedist-source", "copy", "data"]
-
-
-def test_a_source_that_says_nothing_is_given_up_at_the_deadline(tmp_path, monkeypatch):
-    never = threading.Event()
-    monkeypatch.setattr(download._Fetch, "_get", lambda *_: never.wait())
-    with pytest.raises(FsTimeoutError, match="the download was not done in time"):
-        download_once("s3://bucket/file", tmp_path / "file", timeout=0.05)
-    never.set()
-    assert os.listdir(tmp_path) == []
 
 
 class Held(Callback):
@@ -283,6 +281,21 @@ def test_a_name_that_looks_like_a_pattern_is_a_name(tmp_path, name):
     assert (download_once(tmp_path / "source", tmp_path / "all") / name / f"{name}.txt").read_text() == name
 
 
+def test_a_link_to_a_directory_is_copied_with_all_that_is_in_it(tmp_path):
+    for name in ("source/below", "elsewhere/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "elsewhere" / "deep" / "file").write_text("far")
+    (tmp_path / "source" / "linked").symlink_to("../elsewhere")
+    (tmp_path / "source" / "below" / "file").symlink_to("../linked/deep/file")
+    target = download_once(tmp_path / "source", tmp_path / "copy")
+    for name in ("linked/deep/file", "below/file"):
+        assert (target / name).read_text() == "far"
+        assert not (target / name).is_symlink()
+    (tmp_path / "source" / "below" / "round").symlink_to("..")
+    with pytest.raises(DownloadError, match="goes round"):
+        download_once(tmp_path / "source", tmp_path / "other")
+
+
 def test_an_empty_directory_is_one_in_the_copy(tmp_path):
     (tmp_path / "source" / "deep" / "empty").mkdir(parents=True)
     assert (download_once(tmp_path / "source", tmp_path / "copy") / "deep" / "empty").is_dir()
@@ -296,6 +309,7 @@ def test_an_empty_directory_is_one_in_the_copy(tmp_path):
         (Path("/no/such/file"), "/no/such/file"),
         ("s3://user@bucket/runs@7/a?versionId=1", "s3://bucket/runs@7/a"),
         ("a@b", "a@b"),
+        ("zip://a::https://user:word@host/f.zip?sig=1", "zip://a::https://host/f.zip"),
         ("/data/a?1", "/data/a?1"),
         (SimpleNamespace(remote_source="s3://b/f", path="/x", download=1), "s3://b/f"),
         (SimpleNamespace(remote_source=None, path="/x", download=1), "/x"),
@@ -311,9 +325,3 @@ def test_what_is_nothing_that_can_be_fetched_is_told_with_what_can(tmp_path):
     assert str(caught.value) == (
         "this cannot be downloaded (seen: int; expected: a URL, a path, FlyteFile, FlyteDirectory)"
     )
-
-
-def test_a_download_is_a_line_of_the_log(tmp_path, source, caplog):
-    caplog.set_level(logging.INFO, "flytekitplugins_safedist.fs")
-    download_once(str(source), tmp_path / "weights")
-    assert f"downloading {source} to {tmp_path / 'weights'}" in caplog.messages

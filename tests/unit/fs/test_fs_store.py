@@ -74,12 +74,3 @@ def test_what_earlier_lives_have_left_is_no_answer_in_this_one():
             assert len({life.result() for life in lives}) == 1
         names.append(lives[0].result())
     assert len(set(names)) == 5
-
-
-def test_a_rank_0_that_meets_an_earlier_life_alone_is_told_who_is_missing():
-    held = dist.HashStore()
-    with ThreadPoolExecutor(2) as pool:
-        for one in [pool.submit(agree, TorchStore(held, "a store", 2), rank, 2, DEADLINE) for rank in range(2)]:
-            one.result()
-    with pytest.raises(FsTimeoutError, match=r"did not come to their first meeting: 1 \["):
-        agree(TorchStore(held, "a store", 2), 0, 2, 0.05)

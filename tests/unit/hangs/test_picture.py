@@ -33,6 +33,27 @@ Current thread 0x00007f02 (most recent call first):
 """
 
 
+CRASHES = """
+import ctypes, faulthandler, threading
+faulthandler.enable()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+def step():
+    print("Fatal words of its own", flush=True)
+    ctypes.string_at(0)
+step()
+"""
+
+
+def test_where_a_process_crashed_is_the_users_own_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CRASHES)
+    command = [sys.executable, str(tmp_path / "train.py")]
+    ended = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert ended.returncode == -signal.SIGSEGV
+    assert stacks.crashed_at(ended.stdout) == "train.py:7 in step"
+    assert stacks.crashed_at("Fatal words of its own") == ""
+    assert stacks.crashed_at(f"Fatal Python error: Aborted\n\n{DUMP}") == "a file.py:33 in step"
+
+
 def test_the_main_thread_comes_first_and_ends_where_the_users_code_begins() -> None:
     main, other = stacks.parse(DUMP)
     assert [frame.short for frame in main][-1] == "a file.py:33 in step"

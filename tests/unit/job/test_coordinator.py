@@ -665,8 +665,8 @@ def fails(job: Job, *processes: str, others: str = "ac", **facts: object) -> Non
     ("rules", "facts", "rounds", "reason"),
     [
         (replace(FIXED, max_restarts=0), {}, 1, "max_restarts=0"),
-        (FIXED, {}, 3, "all 2 restart(s) of max_restarts are spent"),
-        (FIXED, {"repeats": True}, 1, "ValueError would repeat: a restart cannot help"),
+        (FIXED, {}, 3, "all 2 restart(s) of max_restarts are spent, and it was ValueError each time"),
+        (FIXED, {"repeats": True}, 1, "the same ValueError would come again"),
     ],
 )
 def test_a_failure_that_cannot_be_mended_ends_the_job_with_the_root_causes_own_words(rules, facts, rounds, reason):
@@ -1233,7 +1233,7 @@ def test_where_nobody_can_go_on_without_it_the_error_names_the_machine(rules, of
     job = on_machines(rules, **of)
     fails_on(job, who, replace(cause(1), **BROKEN))
     job.say(who, Told(0, "the record"))
-    assert job.it.end.reason.startswith("Xid 79 would repeat: a restart cannot help. It was on ")
+    assert job.it.end.reason.startswith("the same Xid 79 would come again. It was on ")
     assert f"(host host-{who}, Kubernetes node {of[who]}): keep the next attempt off that machine" in job.it.end.reason
     assert job.it.history.excluded == ()
 

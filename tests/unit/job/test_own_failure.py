@@ -23,7 +23,7 @@ class Agent:
 def test_what_fails_in_the_process_that_runs_the_ranks_is_the_platforms() -> None:
     with pytest.raises(LaunchError, match="Too many open files") as caught:
         driven(cast("NodeAgent", Agent(OSError(errno.EMFILE, "Too many open files"))))
-    assert caught.value.platforms == "SYSTEM:RanksNotStarted"
+    assert caught.value.error_code == "SYSTEM:RanksNotStarted"
     assert isinstance(caught.value.__cause__, OSError)
 
 

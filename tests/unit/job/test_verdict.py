@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,24 +14,18 @@ from flytekitplugins_safedist.agent.disk import DiskLimit, Usage
 from flytekitplugins_safedist.errors import (
     ConfigError,
     FencedError,
-    GroupClosedError,
-    JobInterruptedError,
-    LaunchError,
     MissingDependencyError,
-    NodeLostError,
-    NotReplacedError,
     PayloadError,
     RankFailedError,
     RankKilledError,
-    RendezvousError,
-    RendezvousTimeoutError,
     SafedistError,
     ScratchError,
     TopologyError,
 )
 from flytekitplugins_safedist.failures import Failure
+from flytekitplugins_safedist.job.facts import History, Spent, earlier_rounds
 from flytekitplugins_safedist.job.reports import cause_of
-from flytekitplugins_safedist.job.verdict import Kind, Origin, Verdict, is_infrastructure, judge, of_error
+from flytekitplugins_safedist.job.verdict import Kind, Origin, Verdict, judge, of_error
 from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status
 from flytekitplugins_safedist.rank.outcome_text import describe
 from tests.harness.outcomes import failed, outcome, raised
@@ -137,18 +130,6 @@ def test_full_shared_memory_is_named_in_all_of_torchs_words_and_not_called_scrat
     assert (judged.kind, judged.origin, judged.code) == (*USERS, f"USER:{of.type}")
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "DataLoader worker (pid 71) is killed by signal: Killed. ",
-        "unable to mmap 4096 bytes from file </torch_71_302_0>: Cannot allocate memory (12)",
-        "unable to open file </models/torch_7.pt>: No such file or directory (2)",
-    ],
-)
-def test_other_trouble_of_loader_workers_is_not_called_full_shared_memory(message: str) -> None:
-    assert "shared memory" not in str(verdict(failed(0, of=raised("RuntimeError", message))).error)
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_names_directory_limit_and_who_filled_it(number: int) -> None:
     cause = failed(0, of=raised("OSError", os.strerror(number), errnos=(number,)))
@@ -171,8 +152,8 @@ def test_a_failure_that_only_echoes_ranks_that_returned_is_recoverable_and_names
     found = judge(failed(0, of=ECHO), OVER, disk=DISK, limit=None, returned=(1, 3))
     assert (found.kind, found.origin, found.code) == (Kind.RECOVERABLE, Origin.USER, "USER:PeersLost")
     text = str(found.error)
-    assert "none failed by itself, and no node was lost" in text.splitlines()[0]
-    assert "Rank(s) 1, 3 had already returned from the task's function" in text.splitlines()[0]
+    first = "ranks 1, 3 finished early, and the others then lost the connection to it. The first of them is:"
+    assert text.splitlines()[0] == first
     assert "raised RuntimeError: Connection closed by peer" in text
     assert "same number of collective operations" in text
 
@@ -181,7 +162,7 @@ def test_an_echo_of_nobody_is_recoverable_and_points_at_the_network():
     found = judge(failed(0, of=ECHO), OVER, disk=DISK, limit=None)
     assert (found.kind, found.code) == (Kind.RECOVERABLE, "USER:PeersLost")
     assert "network" not in str(found.error), "one node has none"
-    assert "already returned" not in str(found.error)
+    assert "finished early" not in str(found.error)
     many = judge(failed(0, of=ECHO), OVER, disk=DISK, limit=None, nodes=2)
     assert "look at the network between the nodes" in str(many.error)
 
@@ -216,50 +197,11 @@ def test_a_full_disk_without_a_limit_says_that_there_is_none() -> None:
     assert verdict(cause).kind is Kind.NON_RECOVERABLE
 
 
-def test_a_full_disk_deep_in_the_chain_of_causes_is_found() -> None:
-    cause = failed(of=raised("RuntimeError", "could not save", errnos=(errno.EPERM, errno.ENOSPC)))
-    assert "ran out of disk space" in str(verdict(cause).error)
-
-
 def test_an_error_that_the_user_calls_recoverable_stays_so_when_the_disk_was_full() -> None:
     cause = failed(of=raised("FlyteRecoverableException", failure=Failure.RECOVERABLE, errnos=(errno.ENOSPC,)))
     judged = verdict(cause)
     assert judged.kind is Kind.RECOVERABLE
     assert "ran out of disk space" in str(judged.error)
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.EUCLEAN])
-def test_a_broken_disk_is_the_platforms_unless_the_user_calls_the_error_recoverable(number: int) -> None:
-    broken = verdict(failed(of=raised("OSError", errnos=(number,))))
-    assert (broken.kind, broken.origin, broken.code) == (Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:NodeDisk")
-    users = verdict(failed(of=raised("FlyteRecoverableException", failure=Failure.RECOVERABLE, errnos=(number,))))
-    assert (users.kind, users.origin) == (Kind.RECOVERABLE, Origin.USER)
-
-
-def test_other_errnos_are_no_full_disk() -> None:
-    assert "disk space" not in str(verdict(failed(of=raised("OSError", errnos=(errno.EACCES,)))).error)
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (JobInterruptedError("x"), "SYSTEM:Stopped"),
-        (LaunchError("x"), "SYSTEM:RanksNotStarted"),
-        (RendezvousTimeoutError("x"), "SYSTEM:RendezvousTimeout"),
-        (RendezvousError("x"), "SYSTEM:RendezvousTimeout"),
-        (NodeLostError("x"), "SYSTEM:NodeLost"),
-        (NotReplacedError("x"), "SYSTEM:NodeLost"),
-        (GroupClosedError("x"), "SYSTEM:NodeLost"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_the_platform_does_to_a_job_is_retried_at_its_own_cost(error: SafedistError, code: str) -> None:
-    assert is_infrastructure(error)
-    before = time.time_ns()
-    judged = of_error(error)
-    assert judged is not None
-    assert before <= judged.time_ns <= time.time_ns()
-    assert (judged.kind, judged.origin, judged.code, judged.error) == (*PLATFORMS, code, error)
 
 
 @pytest.mark.parametrize(
@@ -268,12 +210,23 @@ def test_what_the_platform_does_to_a_job_is_retried_at_its_own_cost(error: Safed
     ids=lambda value: type(value).__name__,
 )
 def test_a_mistake_that_would_repeat_is_not_the_platforms(error: SafedistError) -> None:
-    assert not is_infrastructure(error)
+    assert not error.is_platforms
     assert of_error(error) is None
 
 
+def test_the_rounds_before_are_told_in_a_line_each_and_no_other() -> None:
+    history = History(
+        restarts=(Spent(0, "1", "", error="SIGKILL"), Spent(3, "2", "", error="ValueError")),
+        losses=(Spent(1, "x", "node 1: its connection was lost", "1"),),
+    )
+    earlier = earlier_rounds(history, 3)
+    assert earlier == ["round 0 ended: rank 1 failed (SIGKILL)", "round 1 ended: node 1: its connection was lost"]
+    text = str(judge(failed(round=3), OVER, disk=DISK, limit=None, earlier=earlier).error)
+    assert f"\n\nBefore that, {earlier[0]}.\n\nBefore that, {earlier[1]}.\n\nNot restarted" in text
+
+
 def test_a_ghost_has_no_say() -> None:
-    assert is_infrastructure(FencedError("x"))
+    assert FencedError("x").is_platforms
     assert of_error(FencedError("x")) is None
 
 

@@ -19,10 +19,10 @@ from flytekit.core.data_persistence import FileAccessProvider
 from fsspec.implementations.local import LocalFileSystem
 
 from flytekitplugins_safedist.errors import CodeNotFoundError, MissingDependencyError, StagingError
+from flytekitplugins_safedist.failures import Outlook, outlook
 from flytekitplugins_safedist.pod.staging import Options, points, stage
 from flytekitplugins_safedist.pod.staging.fetch import Download
 from flytekitplugins_safedist.store import patience
-from flytekitplugins_safedist.store.errors import Outlook, judge
 from tests.harness.objectstore import ObjectStore
 from tests.harness.tarballs import project
 
@@ -338,4 +338,4 @@ def wrapped(inner: BaseException) -> OSError:
     ids=lambda value: getattr(value, "value", f"{type(value).__name__} {value}"),
 )
 def test_errors_of_stores_are_understood_by_code_and_name(error, verdict):
-    assert judge(error) is verdict
+    assert outlook(error) is verdict

@@ -78,11 +78,6 @@ echo reaped
     assert out == "reaped\n", err
 
 
-def test_a_command_that_does_not_exist_is_an_error_of_the_system():
-    _, err = start(INIT, "/no/such/program").communicate()
-    assert "FileNotFoundError" in err
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_a_containers_first_process_stays_for_the_orphans_and_any_other_becomes_the_command(first):
     needs.root("make a process namespace")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.errors import ArchiveError, CodeNotFoundError, PathBlockedError, StagingError
+from flytekitplugins_safedist.errors import ArchiveError, PathBlockedError, StagingError
 from flytekitplugins_safedist.pod.staging import POINTS, Limits, Options, points, stage, unpack
 from flytekitplugins_safedist.pod.staging.fetch import Download
 from flytekitplugins_safedist.pod.staging.place import Private
@@ -290,12 +290,6 @@ def test_whatever_bytes_headers_are_made_of_nothing_is_written_elsewhere_and_the
 def test_what_is_over_a_limit_is_refused_and_says_which(node, limits, words):
     node.dest.mkdir()
     assert words in node.refused(WHOLE, limits=limits)
-
-
-def test_missing_code_says_to_register_again(node):
-    node.archive.unlink()
-    with pytest.raises(CodeNotFoundError, match="register the task again"):
-        node.stage()
 
 
 def test_an_archive_that_changes_while_it_is_read_is_not_used(node, monkeypatch):

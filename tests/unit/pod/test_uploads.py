@@ -185,7 +185,7 @@ def test_what_is_no_stores_error_is_the_users_as_it_is(error: Exception, at_once
 def test_a_store_that_stays_away_or_refuses_is_the_platforms(error: Exception, seconds: float) -> None:
     ended, tries = outlasted(*[error] * 9, seconds=seconds)
     assert isinstance(ended, StorageError)
-    assert ended.platforms == "SYSTEM:Storage"
+    assert ended.error_code == "SYSTEM:Storage"
     assert (ended.__cause__, tries) == (error, 1)
 
 

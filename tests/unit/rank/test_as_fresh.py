@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.rank.fork import Reads, threads_by
+from flytekitplugins_safedist.rank.fork import Reads, elsewhere, threads_by
 from tests.harness.procs import ROOT
 
 
@@ -156,3 +156,20 @@ def test_a_known_library_in_a_version_that_keeps_its_rank_otherwise_makes_fresh_
     assert str(why).startswith(
         "what torchmetrics.utilities.prints keeps of its process cannot be put right: AttributeError"
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [(["yaml.py"], "yaml"), (["yaml/__init__.py"], "yaml"), (["yaml/other.py"], None), (["google/x.py"], None)],
+    ids=["a module", "a package", "a directory", "part of a namespace"],
+)
+def test_a_library_that_the_search_path_has_elsewhere_is_named(tmp_path: Path, path: list[str], where: str | None):
+    import yaml  # noqa: F401
+
+    for each in path:
+        (tmp_path / each).parent.mkdir(exist_ok=True)
+        (tmp_path / each).touch()
+    names = {"yaml", "google", "_pytest"}
+    assert elsewhere(names, sys.path) is None
+    why = elsewhere(names, [str(tmp_path), *sys.path])
+    assert why == (where and f"modules of the task's are named as libraries that are imported already: {where}")

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flytekitplugins_safedist.failures import Failure
+from flytekitplugins_safedist.failures import SIGNALS, Failure
 from flytekitplugins_safedist.rank.outcome import (
     NO_RANK,
     RankOutcome,
     Status,
     root_cause,
 )
-from flytekitplugins_safedist.rank.outcome_text import describe, signal_reason
+from flytekitplugins_safedist.rank.outcome_text import describe
 from tests.harness.outcomes import OUTCOMES, failed, outcome, raised
 
 
@@ -206,14 +206,6 @@ def test_the_choice_does_not_depend_on_the_order_of_reports(outcomes: list[RankO
         assert all(each.end.echo for each in unique if each.failed)
 
 
-def test_only_a_lost_peer_or_an_abort_counts_as_an_echo() -> None:
-    assert failed(of=raised(failure=Failure.PEER_LOST)).end.is_echo
-    assert not failed().end.is_echo
-    assert outcome(0, Status.KILLED, exit_code=-6).end.is_echo
-    assert not outcome(0, Status.KILLED, exit_code=-9).end.is_echo
-    assert not outcome(0, Status.EXITED, exit_code=6).end.is_echo
-
-
 def test_a_collective_that_timed_out_is_nearer_to_the_root_than_the_ranks_that_lost_the_one_that_waited() -> None:
     lost = failed(0, 1, of=raised(failure=Failure.PEER_LOST))
     waited = failed(1, 2, of=raised(failure=Failure.PEER_LOST), timed_out=True)
@@ -224,34 +216,6 @@ def test_a_collective_that_timed_out_is_nearer_to_the_root_than_the_ranks_that_l
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("number", "name", "part"),
-    [
-        (9, "SIGKILL", "out-of-memory"),
-        (15, "SIGTERM", "preemption"),
-        (2, "SIGINT", "Ctrl-C"),
-        (11, "SIGSEGV", "native code"),
-        (7, "SIGBUS", "/dev/shm"),
-        (6, "SIGABRT", "losing a peer"),
-        (8, "SIGFPE", "division"),
-        (4, "SIGILL", "processor"),
-        (24, "SIGXCPU", "CPU time"),
-        (25, "SIGXFSZ", "file size"),
-    ],
-)
-def test_a_signal_has_its_name_and_its_likely_reason(number: int, name: str, part: str) -> None:
-    assert signal.Signals(number).name == name
-    text = signal_reason(number)
-    assert text.startswith(f"{name}: ")
-    assert part in text
-
-
-def test_signals_without_a_known_reason_keep_their_name_or_number() -> None:
-    assert signal_reason(signal.SIGUSR1) == "SIGUSR1"
-    assert signal_reason(37) == "signal 37"
-    assert signal_reason(0) == "signal 0"
-
-
 @pytest.mark.parametrize(
     ("ended", "code"),
     [
@@ -280,7 +244,6 @@ def test_what_is_known_of_memory_is_told_behind_the_cause_of_a_kill() -> None:
     assert describe(outcome(2, Status.KILLED, exit_code=-9, out_of_memory=True, memory="8 of 8 GiB")) == (
         "rank 2 (local_rank 2) on node 0 (n0) was killed by SIGKILL: the kernel's out-of-memory killer\n\n8 of 8 GiB"
     )
-    assert describe(outcome(2, Status.KILLED)).endswith(" was killed by signal 0")
 
 
 def test_a_raised_exception_is_told_with_rank_type_message_traceback_and_last_lines() -> None:
@@ -294,7 +257,12 @@ def test_a_raised_exception_is_told_with_rank_type_message_traceback_and_last_li
 
 def test_a_killed_rank_is_told_with_its_signal() -> None:
     text = describe(outcome(2, Status.KILLED, exit_code=-9))
-    assert text == f"rank 2 (local_rank 2) on node 0 (n0) was killed by {signal_reason(9)}"
+    assert text == f"rank 2 (local_rank 2) on node 0 (n0) was killed by SIGKILL: {SIGNALS[9]}"
+
+
+def test_a_rank_that_crashed_is_told_with_the_line_that_it_was_in() -> None:
+    text = describe(outcome(2, Status.KILLED, exit_code=-11, at="train.py:12 in step"))
+    assert text == f"rank 2 (local_rank 2) on node 0 (n0) was killed by SIGSEGV at train.py:12 in step: {SIGNALS[11]}"
 
 
 def test_a_rank_that_left_silently_is_told_with_its_exit_code() -> None:

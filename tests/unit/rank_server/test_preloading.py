@@ -85,6 +85,14 @@ def test_what_makes_forking_unsafe_is_named_and_undone_where_ranks_can_import_it
     assert take(tmp_path, *steps, code=there, **modules) == [True, why is None, True]
 
 
+def test_what_else_imports_a_library_that_spoils_a_process_is_not_tried_at_its_cost(tmp_path):
+    notes = "import builtins\nbuiltins.times = getattr(builtins, 'times', 0) + 1\n"
+    steps = ("import library", "from library import Thread", "try:\n import library\nexcept Exception:\n import x")
+    code = "print(json.dumps([len(taken.left), taken.steps]))"
+    found = take(tmp_path, "import before", *steps, "import behind", code=code, before=notes, library=THREAD, behind="")
+    assert found == [1, ["import library", "import before", "import behind"]]
+
+
 def test_the_process_that_gave_way_ends_as_the_copy_does_and_keeps_nothing_in_memory(tmp_path):
     code = """
 status = open(f"/proc/{pid}/status").read()

@@ -104,9 +104,9 @@ def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork):
 
 def test_all_ends_that_are_there_are_taken_in_at_once(server, tmp_path, monkeypatch):
     start(server, tmp_path, fork=True)
-    server.signal([], signal.SIGTERM, whole_group=False)
+    server.signal([], signal.SIGTERM)
     until(lambda: not any(alive(pid) for pid in server._started), "both end")
-    server.signal([], signal.SIGTERM, whole_group=False)  # what is told before the answer has come with it
+    server.signal([], signal.SIGTERM)  # what is told before the answer has come with it
     assert len(server.ended()) == 2
 
 
@@ -116,10 +116,22 @@ def test_a_server_that_cannot_do_what_it_is_asked_says_so_and_lives_on(server, t
     assert take(server, tmp_path, quiet="X = 1").failed == {}
 
 
+def test_ranks_before_one_that_could_not_be_started_are_ended(server, tmp_path):
+    shared_page.make(tmp_path / "a.page")
+    fifo = tmp_path / "script.py"
+    os.mkfifo(fifo)
+    told = replace(job(tmp_path), source=TaskSource("train", script=str(fifo)))
+    orders = [order(tmp_path, "a"), replace(order(tmp_path, "b"), log=tmp_path / "nowhere" / "b.log")]
+    with pytest.raises(LaunchError, match=r"could not start.*FileNotFoundError"):
+        server.start(told, orders, fork=False, timeout=DEADLINE)
+    [rank] = ended(server, 1)
+    assert rank.exit_code == -signal.SIGKILL
+
+
 def test_answers_to_what_was_given_up_are_taken_for_no_other(server, tmp_path):
     with pytest.raises(LaunchError, match="did not answer 'start' in time"):
         server.start(job(tmp_path), [order(tmp_path, "a")], fork=False, timeout=0)
-    server.signal([], signal.SIGTERM, whole_group=False)
+    server.signal([], signal.SIGTERM)
     assert len(start(server, tmp_path, fork=True)) == 2
 
 
@@ -251,7 +263,7 @@ def test_a_server_that_does_not_answer_is_not_taken_for_gone_while_its_ranks_run
     writer = opened_when_read(fifo)
     os.kill(server._pid, signal.SIGSTOP)
     with pytest.raises(LaunchError, match="is gone, and its ranks with it") as caught:
-        server.signal([pid], signal.SIGKILL, whole_group=True)
+        server.signal([pid], signal.SIGKILL)
     assert "did not answer 'signal' in time" in str(caught.value.__cause__)
     assert "PYTHONHOME" not in str(caught.value), "Python had started: ranks ran"
     until(lambda: not alive(pid), "the rank ends")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from flytekitplugins_safedist.failures import Outlook, outlook
 from flytekitplugins_safedist.store import put_new as module
-from flytekitplugins_safedist.store.errors import Outlook, judge
 from flytekitplugins_safedist.store.put_new import NoConditionError, put_new
 from tests.harness.moto_s3 import BUCKET, S3
 
@@ -135,7 +135,7 @@ def test_every_other_error_is_the_callers_and_may_pass(code: str) -> None:
     """A conflict (409) says that nothing was put: the next try does it, or finds the other one's."""
     with pytest.raises(OSError, match="own words") as caught:
         put_new(Store(SaysError(code)), "s3://bucket/key", b"data")
-    assert judge(caught.value) is Outlook.TRANSIENT
+    assert outlook(caught.value) is Outlook.TRANSIENT
 
 
 def test_an_error_that_is_its_own_cause_is_looked_at_once() -> None:
