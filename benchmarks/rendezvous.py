@@ -16,35 +16,47 @@ import queue
 import resource
 import statistics
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from flytekitplugins_safedist import frames
-from flytekitplugins_safedist.job import messages
-from flytekitplugins_safedist.job.facts import Cause, Rules
-from flytekitplugins_safedist.job.messages import Ended, Go, Hello, Leaves, Message, Stop, Welcome
-from flytekitplugins_safedist.job.server import Server
+from flytekitplugins_safedist.agent.leader_store import NoStore
+from flytekitplugins_safedist.coordinator import wire
+from flytekitplugins_safedist.coordinator.books import Books, Cause, Outcome
+from flytekitplugins_safedist.coordinator.messages import Offer, Status, Want
+from flytekitplugins_safedist.coordinator.rules import Rules
+from flytekitplugins_safedist.coordinator.server import Server
 from flytekitplugins_safedist.topology import Endpoint
 
 DEPARTURES = 10
 PHASES = ("first round", "after a failure", f"after {DEPARTURES} departures")
 
 
+def obeying(status: Status, want: Want) -> Status:
+    """A node without ranks, as it is then."""
+    course = want.course
+    if want.runs:
+        return replace(status, leader=course.leader, round=course.round, node_rank=want.node_rank, phase="running")
+    return replace(status, leader=course.leader, round=course.round, node_rank=want.node_rank, phase="idle", books=None)
+
+
 def serve(nodes: int, pipe: Connection) -> None:
     """Node 0: the coordinator, its server, and a node without ranks."""
-    rules = Rules("bench", nodes, nodes, fixed=True, max_restarts=9, max_replacements=99, timeout=600)
+    rules = Rules("bench", nodes, nodes, max_restarts=9, max_replacements=99, rendezvous=600)
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-    server = Server(rules, "node-0", inbox, lambda _: {})
-    say = server.say
+    server = Server(rules, "node-0", inbox, store=NoStore())
     pipe.send(server.listen(Endpoint("127.0.0.1", 0)))
-    say(Hello("bench", "node-0", 0, 1, "host"))
+    status = Status("bench", "node-0", 0, 1.0, "host")
+    server.hear(replace(status, offer=Offer(status.round, {})))
     while not pipe.poll():
         try:
-            heard = inbox.get(timeout=0.05)
+            want = inbox.get(timeout=0.05)
         except queue.Empty:
             continue
-        if isinstance(heard, Stop):
-            say(Ended(heard.round))
+        if isinstance(want, Want):
+            status = obeying(status, want)
+            server.hear(replace(status, offer=Offer(status.round, {})))
     usage = resource.getrusage(resource.RUSAGE_SELF)
     pipe.send((peak_memory(), usage.ru_utime + usage.ru_stime))
     server.close()
@@ -60,29 +72,26 @@ class Node:
     """A simulated node."""
 
     def __init__(self, rank: int, life: int = 0) -> None:
-        self.hello = Hello("bench", f"node-{rank}-{life}", rank, 1 + life, "host")
-        self.round = -1
+        self.status = Status("bench", f"node-{rank}-{life}", rank, 1.0 + life, "host")
 
     async def connect(self, port: int) -> None:
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
-        self.say(self.hello)
-        assert isinstance(await self.heard(), Welcome)
+        self.say(self.status)
 
-    def say(self, message: Message) -> None:
-        self.writer.write(frames.packed(message.dump()))
+    def say(self, status: Status) -> None:
+        self.status = status
+        self.writer.write(wire.frame(wire.STATUS, status.dump()))
 
-    async def heard(self) -> Message:
-        length = frames.length(await self.reader.readexactly(4), frames.NODE_BYTES)
-        return messages.parse(await self.reader.readexactly(length))
-
-    async def until_go(self) -> None:
-        while True:
-            message = await self.heard()
-            if isinstance(message, Stop) and message.round == self.round:
-                self.say(Ended(self.round))
-            elif isinstance(message, Go):
-                self.round = message.round
-                return
+    async def until_it_runs(self) -> None:
+        """Its ranks run in another round than now."""
+        before = self.status.round
+        while self.status.phase != "running" or self.status.round == before:
+            length = frames.length(await self.reader.readexactly(4), frames.NODE_BYTES)
+            frame = await self.reader.readexactly(length)
+            if frame[:1] == wire.WANT:
+                status = obeying(self.status, Want.parse(frame[1:]))
+                if status != self.status:
+                    self.say(status)
 
 
 async def meet(nodes: int, port: int) -> list[float]:
@@ -92,23 +101,24 @@ async def meet(nodes: int, port: int) -> list[float]:
     members = [Node(rank) for rank in range(1, nodes)]
     for first in range(0, len(members), 256):
         await asyncio.gather(*(node.connect(port) for node in members[first : first + 256]))
-    await asyncio.gather(*(node.until_go() for node in members))
+    await asyncio.gather(*(node.until_it_runs() for node in members))
     seconds.append(time.monotonic() - started)
 
     started = time.monotonic()
-    members[-1].say(
-        Ended(members[-1].round, Cause(echo=0, consequence=False, time_ns=time.time_ns(), rank=1, name="ValueError"))
-    )
-    await asyncio.gather(*(node.until_go() for node in members))
+    status, text = members[-1].status, "as long as most: " * 256
+    cause = Cause(status.round, 1, "ValueError", text, time.time_ns())
+    books = Books(status.round, nodes, outcomes=(Outcome(status.round, cause),))
+    members[-1].say(replace(status, phase="ending", books=books))
+    await asyncio.gather(*(node.until_it_runs() for node in members))
     seconds.append(time.monotonic() - started)
 
     started = time.monotonic()
     leaving, staying = members[:DEPARTURES], members[DEPARTURES:]
     for node in leaving:
-        node.say(Leaves("told to stop by SIGTERM"))
-    again = [Node(node.hello.node or 0, 1) for node in leaving]
+        node.say(replace(node.status, leaving="told to stop by SIGTERM"))
+    again = [Node(node.status.node or 0, 1) for node in leaving]
     await asyncio.gather(*(node.connect(port) for node in again))
-    await asyncio.gather(*(node.until_go() for node in (*staying, *again)))
+    await asyncio.gather(*(node.until_it_runs() for node in (*staying, *again)))
     seconds.append(time.monotonic() - started)
     return seconds
 

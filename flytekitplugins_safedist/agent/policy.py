@@ -40,8 +40,11 @@ _LOOKS = 6
 _LOOKS_OF_ALL = 0.2
 """Seconds between two looks at the store of all nodes whose ranks run: thousands of them look the more seldom."""
 
-_TURN_SECONDS, _TURNS = 5.0, 12
+TURN_SECONDS, _TURNS = 5.0, 12
 """Where no leader comes, nodes give up one after the other: the first uploads, and the others find that."""
+
+CUT_OFF = "the leader of this job cannot be reached from here"
+"""Why a pod leaves whose leader's sign is renewed."""
 
 _DECIDED = "this attempt has ended, and its result is uploaded"
 
@@ -61,6 +64,9 @@ class NodePolicy:
         self.rules, self.status, self.leads = rules, me, leads
         self._is_replaced = is_replaced
         self._books = Books()
+        self.end: Verdict | None = None
+        """How the job ends, as far as this node has heard."""
+        self._ends_at = float("inf")  # when it is waited no more for the upload of that
         self._want: Want | None = None
         self._has_ranks = False
         self._stay: tuple[float, str] | None = None  # until when, for a save, and why this pod leaves then
@@ -76,7 +82,12 @@ class NodePolicy:
         self._once: set[object] = set()  # what was handed out, where that is once in a round
         self._out: list[Action] = []
         turn = me.node if me.node is not None else zlib.crc32(me.process.encode()) % _TURNS
-        self._patience = rules.rendezvous + _TURN_SECONDS * min(turn, _TURNS)
+        self._patience = rules.rendezvous + TURN_SECONDS * min(turn, _TURNS)
+
+    @property
+    def books(self) -> Books:
+        """This node's copy."""
+        return self._books
 
     # --- what the coordinator says ------------------------------------------------------------------------------------
     def on_want(self, want: Want, now: float) -> list[Action]:
@@ -86,9 +97,13 @@ class NodePolicy:
         if course.leader < self.status.leader:
             self._note(self._books.merged(course.books))  # what it knows is true all the same
             return self._acts(now, DropLink())
-        if course.news and (self._want is None or self._want.course.news != course.news):
+        is_news = self._want is None or self._want.course.news != course.news
+        if course.news and is_news and not self.status.leaving:
             self._out.append(Say(course.news))
         self._want, self._cut = want, None
+        if course.verdict is None or self.end is None:
+            self._ends_at = now + self.rules.upload + self.rules.heartbeat
+        self.end = course.verdict
         if not self.leads and not self._is_uploading:
             self._verdict = None  # there is a leader after all
         self._say(leader=course.leader, leader_memory=course.memory)
@@ -100,7 +115,7 @@ class NodePolicy:
         self._wake(now)
         if self._cut is None:
             self._cut = now
-            self._out.append(Say(f"node 0 cannot be heard ({why}); waiting for it, or for its replacement"))
+            self._out.append(Say(f"node 0 cannot be heard ({why}); waiting for its replacement"))
         self._want = None
         self._note(self._books)
         return self._acts(now)
@@ -116,9 +131,12 @@ class NodePolicy:
         """A rank has failed. It is said at once, before anything is ended or measured; what may only be an echo has a
         moment in which its cause may show."""
         self._wake(now)
-        if self._has_ranks and cause.round == self.status.round:
+        phase = self.status.phase
+        if (self._has_ranks or phase == "returned") and cause.round == self.status.round:
             self._note(self._books.noting(Outcome(cause.round, cause)))
-            if cause.echo and self._end_at is None and self.status.phase == "running":
+            if phase == "returned":  # one that had returned holds up the others
+                self._say(phase="idle")
+            elif cause.echo and self._end_at is None and self.status.phase == "running":
                 self._end_at = now + self.rules.settle
             elif not cause.echo:
                 self._end_ranks()
@@ -164,10 +182,12 @@ class NodePolicy:
         self._say(saved=call)
         return self._acts(now)
 
-    def on_stall(self, seconds: float, now: float) -> list[Action]:
-        """For so long a rank has waited, which is suspicious; 0.0: none does any more."""
+    def on_stall(self, seconds: float, now: float, *, is_urgent: bool = True) -> list[Action]:
+        """For so long a rank has waited, which is suspicious; 0.0: none does any more. ``is_urgent``: that wait will be
+        ended, by a library or for the user."""
         self._wake(now)
-        self._say(stall=seconds if self.status.phase == "running" else 0.0)
+        if self.status.phase == "running":
+            self._say(stall=seconds, is_urgent=is_urgent)
         return self._acts(now)
 
     def on_picture(self, look: int, now: float) -> list[Action]:
@@ -213,6 +233,8 @@ class NodePolicy:
             self._leave("neither the leader nor the store can be reached from here", now)
         if self._verdict is not None and now - self._verdict_since > rules.upload and not self._is_uploading:
             self._leave_undecided("the verdict could not be uploaded: the store is away")
+        elif self.end is not None and not self.leads and self._cut is None and now > self._ends_at:
+            self._leave_undecided("the leader has not uploaded the verdict in time")
         if now - self._looked > self._between_looks:
             self._look(now)
         return self._acts(now)
@@ -284,6 +306,7 @@ class NodePolicy:
         if paused <= PAUSE_SECONDS:
             return
         self._verdict_since += paused
+        self._ends_at += paused
         self._cut = self._cut + paused if self._cut is not None else None
         self._woke, self._looked = now, float("-inf")
         self._watch.forget()
@@ -331,8 +354,9 @@ class NodePolicy:
                 self._start(want, now)
             elif not want.runs:
                 self._say(round=course.round, node_rank=want.node_rank)
-        elif status.phase == "running" and not is_other and self._end_at is None:
-            self._save_ranks(course.save)
+        elif status.phase in ("running", "returned") and not is_other and self._end_at is None:
+            if status.phase == "running":
+                self._save_ranks(course.save)
             self._look_at_ranks(course.look, course.hang)
 
     def _why_it_waits(self, want: Want) -> str:
@@ -443,9 +467,12 @@ class NodePolicy:
             self._end_ranks()
 
     def _give_up(self, now: float) -> None:
-        """No leader was heard for too long. While its sign is fresh, this pod has no say; nor where it cannot begin."""
-        if self._watch.is_fresh(self.rules, now) or self.status.cannot is not None:
-            self._leave_undecided("the leader of this job cannot be reached from here")
+        """No leader was heard for too long. Where its sign is renewed, this pod has no say; nor where it cannot begin.
+        A sign that has only not been watched for long enough is watched on."""
+        if self._watch.has_changed(self._cut or 0.0) or self.status.cannot is not None:
+            self._leave_undecided(CUT_OFF)
+            return
+        if self._watch.is_fresh(self.rules, now):
             return
         has_begun, seconds = self.status.round != NO_ROUND, f"{self.rules.rendezvous:g} s"
         text = "was lost, and none took its place" if has_begun else "did not come"

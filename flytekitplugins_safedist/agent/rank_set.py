@@ -258,26 +258,30 @@ class Ranks:
         """The order and the page of each rank that has begun and has not ended, by process id."""
         return {m.pid: (m.order, m.page) for m in self._members if m.running and m.outcome is None and m.begun}
 
-    def settle(self) -> None:
-        """After a first failure: if all failures so far may be echoes of another, give that one time to show."""
-        if any(outcome.timed_out for outcome in self.outcomes()):
-            self.note_stacks()
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while time.monotonic() < deadline:
-            failures = [m.outcome for m in self._members if m.outcome is not None and m.outcome.failed]
-            running = any(member.ended is None for member in self._members)
-            if not running or any(not outcome.end.is_echo for outcome in failures):
-                return
-            self.poll(wait=0.05)
-        if not self._stacks:
-            self.note_stacks()  # of those that have lost nobody: one of them may have closed its connections
+    @property
+    def failures(self) -> int:
+        """How many ranks have failed."""
+        return sum(member.outcome is not None and member.outcome.failed for member in self._members)
 
-    def stop(self, number: int = signal.SIGTERM, *, patience: float = 0.0) -> None:
+    @property
+    def are_gone(self) -> bool:
+        """Whether no process of these ranks is left to be waited for."""
+        return not any(member.running for member in self._members)
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether ranks have written where they were (:meth:`note_stacks`)."""
+        return bool(self._stacks)
+
+    def stop(
+        self, number: int = signal.SIGTERM, *, patience: float = 0.0, meanwhile: Callable[[], object] = bool
+    ) -> None:
         """End all ranks: ``number`` first, SIGKILL for them and their descendants after ``timeouts.stop``.
 
         Args:
             number: the signal.
             patience: seconds that a rank with a handler of its own for it has at least: it may save its work there.
+            meanwhile: called again and again.
         """
         self._stopping_since_ns = self._stopping_since_ns or time.time_ns()
         seconds = self._settings.timeouts.stop
@@ -285,12 +289,12 @@ class Ranks:
         if patience > seconds and any(cleanup.catches(pid, number) for pid in running):
             seconds = patience
         try:
-            self._end(number, seconds)
+            self._end(number, seconds, meanwhile)
             left = [str(member.order.context.rank) for member in self._members if member.running]
             if left:
                 name = signal.Signals(number).name
                 self._warn(f"rank(s) {', '.join(left)} did not end within {seconds:.1f} s of {name}, and are killed")
-            self._end(signal.SIGKILL, KILL_SECONDS)
+            self._end(signal.SIGKILL, KILL_SECONDS, meanwhile)
         except LaunchError:
             pass  # the server is gone: the kernel has killed its ranks already
         finally:
@@ -298,7 +302,7 @@ class Ranks:
             if unseen:
                 self._warn(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
 
-    def _end(self, number: int, patience: float) -> None:
+    def _end(self, number: int, patience: float, meanwhile: Callable[[], object] = bool) -> None:
         running = [member.pid for member in self._members if member.running]
         if not running:
             return
@@ -309,6 +313,7 @@ class Ranks:
             if left <= 0:
                 return
             self.poll(wait=min(left, 0.2))
+            meanwhile()
 
     def outcomes(self) -> list[RankOutcome]:
         """How each rank ended, so far; failures with the last lines they logged."""

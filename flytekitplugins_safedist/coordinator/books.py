@@ -26,6 +26,10 @@ _RELAPSES = 3
 """Losses of one node that end the job, where the last ones follow each other closely."""
 
 _WHY_CHARACTERS = 200
+
+_EARLIER = 8
+"""Rounds before the last one that a verdict has a line of."""
+
 _RANKS = 256
 """Ranks that are named as those that had returned: the first of a very large job say as much as all."""
 
@@ -175,11 +179,16 @@ class Outcome(DataClassDictMixin):
         return str(self.loss) if self.loss is not None else self.free
 
     def merged(self, other: Outcome) -> Outcome:
-        """What both know. Of one cause in two wordings, ours stays."""
-        causes = [each.cause for each in (self, other) if each.cause is not None]
+        """What both know. Of one cause in two wordings, the longer one stays; ours, where its text is gone."""
+        ours, theirs = self.cause, other.cause
+        is_theirs = theirs is not None and (
+            ours is None
+            or theirs.order < ours.order
+            or (theirs.order == ours.order and 0 < len(ours.text) < len(theirs.text))
+        )
         return replace(
             self,
-            cause=min(causes, key=lambda cause: cause.order, default=None),
+            cause=theirs if is_theirs else ours,
             loss=self.loss or other.loss,
             free=self.free or other.free,
             without=self.without or other.without,
@@ -232,6 +241,29 @@ class Books(DataClassDictMixin):
     def costing(self, what: Literal["restart", "replacement", "nothing"]) -> list[Outcome]:
         """Outcomes that cost this, in order."""
         return [each for each in self.outcomes if each.costs == what]
+
+    @property
+    def restarts(self) -> list[Outcome]:
+        """After which ranks were started again."""
+        return [each for each in self.costing("restart") if each.round < self.round]
+
+    def restart_text(self, outcome: Outcome, most: int) -> str:
+        """That ranks start again after a round, with how many restarts of *most* are spent by then."""
+        count = sum(each.round <= outcome.round for each in self.costing("restart"))
+        who = replace(outcome.cause, where="") if outcome.cause is not None else outcome.why
+        without = outcome.cause.where if outcome.cause is not None and outcome.without else ""
+        out = f", without {without}, whose machine is most likely at fault" if without else ""
+        return f"{who}; all ranks start again: restart {count} of {most}{out}"
+
+    @property
+    def losses(self) -> list[Outcome]:
+        """In which a node was lost, and that cost a replacement."""
+        return self.costing("replacement")
+
+    def earlier(self, round_: Round) -> list[str]:
+        """How the latest rounds before one ended, in a line each."""
+        ended = [each for each in self.outcomes if each.round < round_ and each.why]
+        return [f"round {each.round.number - self.checks} ended: {each.why}" for each in ended[-_EARLIER:]]
 
     def noting(self, outcome: Outcome) -> Books:
         """With what is known of a round; the same object where it was known."""
@@ -358,6 +390,8 @@ def _too_many_losses(books: Books, term: int, rules: Rules) -> Verdict | None:
             f"{last.node} was lost {_RELAPSES} times, and lived less than {short} each time it was back: "
             f"most likely it runs out of memory or disk in the same place again, and is not replaced any more ({last})"
         )
+        if last.memory is not None:
+            text += f". Its container's memory is limited to {human(last.memory.limit)}"
         return Verdict(kind, text, books.round)
     if len(losses) + idle + free <= rules.max_replacements:
         return None

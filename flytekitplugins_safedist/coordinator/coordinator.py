@@ -18,6 +18,9 @@ from .rules import Rules
 from .saves import RoundSaves
 from .sign import PAUSE_SECONDS, Lead, StoreLook
 
+FENCED = "another process has this place: "
+"""Before why a process has no place any more, where another one has it."""
+
 NEWS_SECONDS = 30.0
 """Between two lines about who is missing."""
 
@@ -113,7 +116,8 @@ class Coordinator:
         self._cannot: dict[str, None] = {}  # seats that can start no rank
         self._troubles: dict[str, str] = {}  # what those say that came and could not begin, by node
         self._state = RoundState("forming", now)
-        self._news, self._news_at = "", now
+        self._news, self._news_at, self._waits = "", now, False
+        self._count = 0  # processes that ever had a place
         self._course = Course(self.lead.leader)
         self._unaware: list[str] = []  # who has not been told that it is gone
         self._judged: tuple[int, Books, Verdict | None] = (0, self.books, None)
@@ -235,7 +239,7 @@ class Coordinator:
         self.is_decided = self.is_decided or (status.is_uploaded and process == self.me)
         if status.cannot is not None and process not in self._cannot:
             self._cannot[process] = None
-            self._troubles[_name(status)] = f"{status.cannot.name}: {status.cannot.text[:200]}"
+            self._troubles[status.name] = f"{status.cannot.name}: {status.cannot.text[:200]}"
         self._update_readiness(seat, now)
         self._recognise(status)
         if process in self._state.ranks and status.round == self.books.round:
@@ -256,7 +260,7 @@ class Coordinator:
         else:
             paused = status.is_cut and now - self._paused < self.rules.heartbeat
             ended = "could not hear node 0" if status.is_cut else "has ended its ranks"
-            what = self.books.last.cause or f"{_name(status)} {ended}"
+            what = self.books.last.cause or f"{status.name} {ended}"
             self._end_round(str(what), now, free=_STOOD_STILL if paused else "")
         state.inquiry.on_status(status)
 
@@ -299,7 +303,7 @@ class Coordinator:
                 state.unheard.discard(status.node_rank)
                 state.ranks[status.process] = status.node_rank
         elif place in state.unheard:
-            self._lose(place, Loss(_name(status), "a new process has taken its place"))
+            self._lose(place, Loss(status.name, "a new process has taken its place"))
 
     # --- places -------------------------------------------------------------------------------------------------------
     def _seat(self, status: Status, now: float) -> bool:
@@ -310,13 +314,14 @@ class Coordinator:
                 return self._turn_away(process, f"the job has {most} nodes, and none is node {place}")
             holder = self._seats.get(self._places.get(place, ""))
             if holder is not None and holder.is_linked and holder.status.started > status.started:
-                return self._turn_away(process, f"a newer process is {_name(status)}")
+                return self._turn_away(process, f"{FENCED}a newer process is {status.name}")
             if place == 0 and process != self.me:
-                return self._turn_away(process, "node 0 is the process that leads the job")
+                return self._turn_away(process, f"{FENCED}node 0 is the process that leads the job")
             if holder is not None:
-                self._dismiss(holder.status.process, "a new process has taken its place", now)
+                self._dismiss(holder.status.process, f"{FENCED}a new process has taken its place", now)
             self._places[place] = process
         self._seats[process] = Seat(status, now, now, status.round == NO_ROUND)
+        self._count += 1
         self._silence_due = min(self._silence_due, now + self.rules.heartbeat)
         return True
 
@@ -329,13 +334,15 @@ class Coordinator:
     def _dismiss(self, process: str, why: str, now: float, status: Status | None = None) -> None:
         """A process takes part in nothing any more. With node 0's, nobody leads here."""
         if process == self.me:
-            self._retire(why, now)
+            self._retire(why if status is None else f"{status.name} has left: {why}", now)
         else:
             self._turn_away(process, why)
             self._miss(process, why, now, status)
 
     def _miss(self, process: str, why: str, now: float, status: Status | None = None) -> None:
-        """A process is not there any more. If its ranks had returned, its part in the round is done."""
+        """A process is not there any more: it is lost, or says itself that it leaves (*status*). If its ranks had
+        returned, its part in the round is done."""
+        has_left = status is not None
         seat = self._seats.pop(process, None)
         for each in (self._ready, self._cannot):
             each.pop(process, None)
@@ -346,14 +353,14 @@ class Coordinator:
         if process not in state.ranks or status is None:
             return
         life = round(now - seat.since, 1) if seat is not None and seat.is_new else -1.0
-        loss, rank = Loss(_name(status), why, life, status.memory), state.ranks[process]
+        loss, rank = Loss(status.name, why, life, status.memory), state.ranks[process]
         self._lose(rank, loss)
         state.saves.on_leave(process)
         state.inquiry.on_leave(process)
         if state.phase == "running" and rank not in state.returned:
-            self._end_round(str(loss), now)
+            self._end_round(f"{status.name} has left: {why}" if has_left else str(loss), now)
         elif state.phase == "running":
-            self._say(f"{_name(status)} was lost after its ranks had returned: the round goes on", now)
+            self._say(f"{status.name} lost after its ranks had succeeded: the round goes on", now)
 
     def _lose(self, rank: int, loss: Loss) -> None:
         """A member of the last round is not there any more."""
@@ -469,7 +476,7 @@ class Coordinator:
         seats = {rank: self._seats.get(process) for process, rank in self._state.ranks.items()}
         members = {rank: seat.status for rank, seat in sorted(seats.items()) if seat is not None}
         reports = {rank: status.report for rank, status in members.items() if status.report}
-        names = {rank: f"{_name(status)} ({status.ground})" for rank, status in members.items()}
+        names = {rank: f"{status.name} ({status.where})" for rank, status in members.items()}
         fitness = self._judge_reports(reports, names) if self._judge_reports is not None else Fitness("", "")
         if fitness.code:
             self.verdict = Verdict("unfit", fitness.text, self.books.round, code=fitness.code)
@@ -539,10 +546,8 @@ class Coordinator:
         last, number = self.books.last, self.books.number
         if self._judge(1) is not None:
             return f"round {number} is over ({last.why})"
-        if last.costs == "restart" and last.cause is not None:
-            count = len(self.books.costing("restart"))
-            out = f", without {last.cause.where}, whose machine is most likely at fault" if last.without else ""
-            return f"{last.cause}: all ranks start again, restart {count} of {self.rules.max_restarts}{out}"
+        if last.costs == "restart":
+            return self.books.restart_text(last, self.rules.max_restarts)
         return f"round {number} is over ({last.why}); the next begins when every node is there"
 
     def _form(self, now: float) -> None:
@@ -559,6 +564,7 @@ class Coordinator:
             self.verdict = self._missing_verdict()
         elif now - max(self._news_at, self._state.since) >= NEWS_SECONDS:
             self._say(self._wait_line(now - self._state.since), now)
+            self._waits = True
 
     def _refuse(self, now: float) -> None:
         """A node that cannot begin ends a job of which nothing has begun; else another is to take its place."""
@@ -587,7 +593,8 @@ class Coordinator:
         self._ready.clear()
         self._enough_since = None
         self._troubles.clear()
-        self._say("", now)
+        if self._waits:  # else why the round before is over may not have been said yet
+            self._say("", now)
 
     # --- words --------------------------------------------------------------------------------------------------------
     def _wait_line(self, waited: float) -> str:
@@ -599,9 +606,10 @@ class Coordinator:
     def _missing_verdict(self) -> Verdict:
         rules, seconds = self.rules, f"{self.rules.rendezvous:g} s"
         if rules.is_fixed:
-            text = f"{self._who_is_missing()} of {rules.max_nodes} did not come within {seconds}"
+            text = f"{self._who_is_missing()} of {rules.max_nodes} did not arrive within {seconds}"
         else:
-            text = f"{len(self._ready)} of at least {rules.min_nodes} nodes came together within {seconds}"
+            came = f"{self._count} process(es) have joined"
+            text = f"fewer than {rules.min_nodes} nodes came together within {seconds}: {came}"
         return Verdict("missing", text + self._trouble(), self.books.round, nodes=tuple(self._missing_nodes()))
 
     def _missing_nodes(self) -> list[str]:
@@ -619,7 +627,7 @@ class Coordinator:
         return "".join(f"; {name} came, and could not begin ({text})" for name, text in some)
 
     def _say(self, text: str, now: float) -> None:
-        self._news, self._news_at = text, now
+        self._news, self._news_at, self._waits = text, now, False
 
     # --- what is said -------------------------------------------------------------------------------------------------
     def _answer(self, now: float, sender: str = "") -> dict[str, Want]:
@@ -662,7 +670,3 @@ class Coordinator:
 
 _STOOD_STILL = "node 0 stood still"
 _LATE = "an earlier round had failed, as was said late"
-
-
-def _name(status: Status) -> str:
-    return f"node {status.node}" if status.node is not None else f"the node on {status.host}"

@@ -54,13 +54,17 @@ class HangNotice(DataClassDictMixin):
         look: number of the second one.
         key: the same for the same hang at a later look.
         rank: that is to fail for it.
-        text: all that is known, for the agent of that rank and for the log of the others.
+        text: what is known, for the agents.
+        seconds: for so long already.
+        is_news: it is to be shown: not again and again.
     """
 
     look: int
     key: str
     rank: int
     text: str
+    seconds: float = 0.0
+    is_news: bool = True
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,8 @@ class Status(DataClassDictMixin):
         is_preempted: the pod is told to stop, and stays for a save.
         asks: the call that a rank here wants; 0 for none.
         floor, saved: the answer to a call; the last call that all ranks here have saved for.
-        stall: seconds for which a rank has waited, where that is suspicious; 0.0 else.
+        stall: seconds for which a rank has waited, at the last look at it, where that is suspicious; 0.0 else.
+        is_urgent: that wait will be ended, by a library or for the user; else it is only to be told.
         looked: the last look for which the picture of this node's ranks is there.
         report: of the checks in this round, as text.
         memory: of its container: a new word where it comes near the limit.
@@ -130,6 +135,7 @@ class Status(DataClassDictMixin):
     floor: Floor = field(default_factory=Floor)
     saved: int = 0
     stall: float = 0.0
+    is_urgent: bool = True
     looked: int = 0
     report: str = ""
     memory: Memory | None = None
@@ -142,6 +148,16 @@ class Status(DataClassDictMixin):
     def ground(self) -> str:
         """The machine that the node is on, to tell them apart; without a name for it, each is alone on its own."""
         return self.machine or f"{self.host}/{self.process if self.node is None else self.node}"
+
+    @property
+    def where(self) -> str:
+        """The machine, for people."""
+        return f"host {self.host}" + (f", Kubernetes node {self.machine}" if self.machine else "")
+
+    @property
+    def name(self) -> str:
+        """The node, for people."""
+        return f"node {self.node}" if self.node is not None else f"the node on {self.host}"
 
     def dump(self) -> bytes:
         """As a frame's content; without what is as at first."""

@@ -139,15 +139,22 @@ class SignWatch:
     def __init__(self) -> None:
         self.sign: Sign | None = None
         self._since: float | None = None
+        self._changed = float("-inf")
 
     def on_look(self, sign: Sign | None, now: float) -> None:
         """It was read."""
+        if self._since is not None and sign is not None and sign != self.sign:
+            self._changed = now
         if self._since is None or sign != self.sign:
             self.sign, self._since = sign, now
 
     def forget(self) -> None:
         """This process stood still: it does not know for how long it has watched."""
         self._since = None
+
+    def has_changed(self, since: float) -> bool:
+        """Whether somebody leads the job: the sign has changed *since* then, while it was watched."""
+        return self._changed > since
 
     def is_fresh(self, rules: Rules, now: float) -> bool:
         """Whether somebody may lead the job: there is a sign, and it was not watched for long enough."""

@@ -23,13 +23,13 @@ from flytekit.extend import TaskPlugins
 from flytekit.models.literals import Literal, LiteralMap
 
 from .. import lastwords
+from ..agent import run
+from ..agent.ending import Undecided
+from ..agent.prepare import TaskCall
+from ..agent.verdict import Kind, Origin, Verdict
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
 from ..errors import RankFailedError, SafedistError, TopologyError
-from ..job import run
-from ..job.ending import Undecided
-from ..job.prepare import TaskCall
-from ..job.verdict import Kind, Origin, Verdict
 from ..rank import literals, task
 from ..record import run_page
 from . import overrides

@@ -15,12 +15,12 @@ from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.models.interface import TypedInterface
 
 from .. import lastwords, stopping
+from ..agent import run
+from ..agent.prepare import TaskCall
+from ..agent.verdict import Origin, Verdict, of_error
 from ..compat import flytekit as flytekit_inside
 from ..config.registered import Registered
 from ..errors import SafedistError
-from ..job import run
-from ..job.prepare import TaskCall
-from ..job.verdict import Origin, Verdict, of_error
 from ..plugin.task import raised_by
 from ..rank import literals
 from ..rank.order import TaskSource

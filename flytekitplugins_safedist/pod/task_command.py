@@ -52,7 +52,7 @@ def execute_and_leave(
     Returns:
         The exit code.
     """
-    from ..job import ending
+    from ..agent import ending
 
     uploaded = False
     try:
@@ -184,7 +184,7 @@ def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError |
         SystemExit: there is nothing to do, or another node has uploaded it (code 0); or nobody has, and this pod is to
             be started again.
     """
-    from ..job import arrival, comeback
+    from ..agent import arrival, comeback
 
     said: list[str] = []
 
@@ -208,8 +208,7 @@ def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError |
     except SafedistError as error:
         # flytekit would upload its own error, on every node. A node that waits for the others to tell them finds out
         # when one of them has uploaded what they all meet.
-        with comeback.leaving_when_decided(is_over, logger.info, begun=bool):
-            arrival.of_no_task(error, os.environ)
+        arrival.of_no_task(error, os.environ)
         raise verdict.Decided(verdict.on(error)) from error
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, stopping
+from ..agent.verdict import Kind, Origin, Verdict
 from ..compat import flytekit as flytekit_inside
 from ..errors import SafedistError
 from ..failures import Outlook, outlook
-from ..job.verdict import Kind, Origin, Verdict
 from ..rank import task_context
 from ..store.errors import one_line
 from ..store.patience import Patience, Request, in_thread

@@ -78,7 +78,7 @@ class JobScratch:
 
     @property
     def inputs(self) -> Path:
-        """What ranks have downloaded of the task's inputs (:mod:`..flyte.shared_inputs`)."""
+        """What ranks have downloaded of the task's inputs (:mod:`.shared_inputs`)."""
         return self.path / "inputs"
 
     @property

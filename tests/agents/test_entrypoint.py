@@ -264,7 +264,7 @@ def test_a_pod_that_starts_after_the_verdict_leaves_with_0_also_where_the_code_i
 @pytest.mark.parametrize(("place", "code"), [("node 0", 137), ("node 1", 1)])
 def test_where_the_verdicts_store_is_away_too_node_0_starts_again_and_another_looks_for_it(pod, place, code):
     """Node 1 may be the only one that the store is away from: node 0 is to be told."""
-    pod.environment |= {**PLACES[place], **registered(nodes="2", timeouts={"rendezvous": 1})}
+    pod.environment |= {**PLACES[place], **registered(nodes="2", timeouts={"rendezvous": 1, "upload": 1})}
     pod.archive.unlink()
     command = pod.command("report")
     command[command.index("--output-prefix") + 1] = "nosuchprotocol://outputs"

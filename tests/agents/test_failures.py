@@ -290,7 +290,7 @@ def test_restarts_end_with_the_budget_and_the_error_says_so(warm, tmp_path, rank
     assert "all 2 restart(s) of max_restarts are spent, and it was SIGKILL each time" in str(ended.error)
     assert "This was round 2" in str(ended.error)
     for number in (0, 1):
-        assert f"\nBefore that, round {number} ended: rank 1 failed (SIGKILL).\n" in str(ended.error)
+        assert f"\nBefore that, round {number} ended: rank 1 failed (SIGKILL) on node 0 (" in str(ended.error)
 
 
 def test_errors_that_would_repeat_are_not_restarted(warm, tmp_path, ranks_gate):

@@ -160,12 +160,13 @@ def corner() -> Iterator[dict[str, str]]:
     def serve() -> None:
         from tests.harness import product
 
-        rules = product.Rules("job", min_nodes=1, max_nodes=1, fixed=True)
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        server = product.Server(rules, "here", inbox, lambda _: {})
+        server = product.Server(product.Rules("job", min_nodes=1, max_nodes=1), "here", inbox)
         port = server.listen(product.Endpoint("127.0.0.1", 0))
-        server.say(product.Hello("job", "here", 0, 1, "host"))
-        while not isinstance(inbox.get(timeout=DEADLINE), product.Go):
+        messages = product.messages
+        offer = messages.Offer(messages.NO_ROUND, {})
+        server.hear(messages.Status("job", "here", 0, 1.0, "host", offer=offer))
+        while not getattr(inbox.get(timeout=DEADLINE), "runs", False):
             pass
         pause(str(port))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.harness import nvml
 from tests.harness.procs import say, wait_for_word
-from tests.harness.product import ending, seen, verdict
+from tests.harness.product import policy, seen, verdict
 
 
 def adapt() -> None:
@@ -21,7 +21,7 @@ def adapt() -> None:
     if "TEST_PAGE_SECONDS" in os.environ:
         seen.PAGE_SECONDS = float(os.environ["TEST_PAGE_SECONDS"])
     if "TEST_PUTS_WAIT" in os.environ:
-        ending.TURN_SECONDS = 0.0
+        policy.TURN_SECONDS = 0.0
         put_new = verdict.put_new
 
         def put_when_told(filesystem: Any, address: str, data: bytes) -> bool:

@@ -40,7 +40,7 @@ class Walker:
     @property
     def is_over(self) -> bool:
         """Whether the task begins: from here on a copy would upload that it was told to stop."""
-        return f"{_OURS}.job.arrival" in sys.modules
+        return f"{_OURS}.agent.arrival" in sys.modules
 
     def try_here(self) -> None:
         pid = os.fork()

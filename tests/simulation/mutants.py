@@ -223,14 +223,14 @@ MUTANTS: dict[str, tuple[str, ...]] = {
     ),
     "a hang is never shown": (
         "coordinator/inquiry.py",
-        "self.hang, self._before = hang, None",
+        "self.hang, self._before = replace(hang, is_news=is_news), None",
         "self._before = None",
         "hang",
     ),
     "a hang needs no suspicion": (
         "coordinator/inquiry.py",
-        "return is_free and bool(self._stalls or self._before)",
-        "return is_free and self._next < 0 and bool(self._stalls)",
+        "return is_free and (is_wanted or self._before is not None)",
+        "return is_free and self._next < 0 and is_wanted",
         "hang",
     ),
     # --- a node
@@ -253,7 +253,10 @@ MUTANTS: dict[str, tuple[str, ...]] = {
     ),
     "who finds no leader uploads, however fresh its sign is": (
         "agent/policy.py",
-        "if self._watch.is_fresh(self.rules, now) or self.status.cannot is not None:",
+        "        if self._watch.is_fresh(self.rules, now):\n            return\n",
+        "",
+        "agent/policy.py",
+        "if self._watch.has_changed(self._cut or 0.0) or self.status.cannot is not None:",
         "if self.status.cannot is not None:",
         "island",
     ),
@@ -281,8 +284,8 @@ MUTANTS: dict[str, tuple[str, ...]] = {
     ),
     "a cause is said when no rank is left": (
         "agent/policy.py",
-        "            self._note(self._books.noting(Outcome(cause.round, cause)))\n            if cause.echo",
-        "            if cause.echo",
+        "            self._note(self._books.noting(Outcome(cause.round, cause)))\n            if phase",
+        "            if phase",
     ),
 }
 

@@ -33,7 +33,6 @@ HERE = {
     "safedist doctor": (None, "ok       torch: "),
     "safedist doctor --store s3://bucket/prefix/": (None, "s3://code/prefix/"),
     "safedist doctor --path /mnt/shared --store s3://bucket/prefix/": (None, "/shared"),
-    "python -m tests.unit.job.simulation 200000": (0, "'done': "),
     "python -m tests.simulation 200000": (0, "'success': "),
 }
 """What is run as it is written but for the names of :func:`here`, in a directory of a user's; the exit status, where it
@@ -42,6 +41,7 @@ does not depend on the machine, and what the command must say."""
 ELSEWHERE = {
     "make demo": (".ci/run", "make demo examples"),
     "make docs": (".ci/run", "make docs"),
+    "python scripts/failures.py": ("noxfile.py", "scripts/failures.py"),
     "make lint": (".ci/run", "make lint"),
     "make corners": (".ci/run", "make corners"),
     "make test": (".ci/run", "make test "),
@@ -89,6 +89,8 @@ NOT_HERE = {
     "make matrix": "hours; its oldest and newest are make corners, which .ci/run runs",
     "make mutants": "hours",
     "make simulation": "a night",
+    "kubectl cordon": "a cluster",
+    "kubectl drain": "a cluster",
     "python -m tests.simulation.mutants": "a quarter of an hour",
     'make mutants MUTANTS="job ranks --sample 40 --seed 7"': "hours",
     "pip install '.[gpu,prometheus,otlp]'": "make's pip installs the same",

@@ -216,7 +216,7 @@ def test_where_a_collective_timed_out_the_others_show_where_their_ranks_stand():
 def test_ranks_that_run_are_ended_some_seconds_after_the_leader_was_lost():
     node = running()
     node.take(node.it.on_disconnect("reset by peer", node.now))
-    assert node.log[-1] == "node 0 cannot be heard (reset by peer); waiting for it, or for its replacement"
+    assert node.log[-1] == "node 0 cannot be heard (reset by peer); waiting for its replacement"
     assert node.wait(RULES.grace) == []
     assert node.wait(0.5) == [act.EndRanks()]
     assert node.status.is_cut
@@ -277,6 +277,15 @@ def test_a_node_that_has_no_say_leaves_undecided(why):
     sign = Sign(LEADER, 7) if why == "a fresh sign" else None
     (leaving,) = until_it_gives_up(node, sign, beats=True)
     assert leaving == act.Exit(UNDECIDED, "the leader of this job cannot be reached from here")
+
+
+def test_a_sign_that_has_only_not_been_watched_for_long_enough_is_watched_on():
+    """Else each pod in this one's place would begin to watch anew, and the job would never end."""
+    node = Node(replace(RULES, rendezvous=10.0))
+    began = node.now
+    (upload,) = until_it_gives_up(node, Sign(LEADER, 7))
+    assert upload.verdict.kind == "missing"
+    assert node.now - began >= RULES.stale
 
 
 def test_nodes_give_up_one_after_the_other_and_find_what_the_first_has_uploaded():

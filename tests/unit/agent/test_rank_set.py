@@ -322,19 +322,6 @@ def test_a_failure_from_before_the_order_to_stop_stays_one_though_it_is_seen_aft
     assert [outcome.status for outcome in ranks.outcomes()] == [Status.RAISED, Status.KILLED]
 
 
-ECHO = Raised("RuntimeError", "Connection closed by peer", "", failure=Failure.PEER_LOST)
-
-
-def test_an_echo_waits_for_the_failure_that_it_echoes(round_, monkeypatch):
-    monkeypatch.setattr("flytekitplugins_safedist.agent.rank_set.SETTLE_SECONDS", 60.0)
-    ranks, processes, orders, _ = round_
-    leave(orders[0], Status.RAISED, time_ns=1, raised=ECHO)
-    ranks.poll()
-    processes.later = lambda: leave(orders[1], Status.RAISED, time_ns=2, raised=Raised("ValueError", "mine", ""))
-    ranks.settle()
-    assert root_cause(ranks.outcomes()).raised.message == "mine"
-
-
 def test_where_nccls_watchdog_aborts_a_rank_the_others_are_asked_where_they_are(round_, monkeypatch):
     """There is no NCCL here: its word is put into the log, as it stands before the stacks of the abort."""
     ranks, processes, orders, _ = round_
@@ -347,26 +334,12 @@ def test_where_nccls_watchdog_aborts_a_rank_the_others_are_asked_where_they_are(
     asked = answering(monkeypatch, {5: f"{stack}\n{ours}\n"})
     processes.later = lambda: processes.to_come.append(EndedRank(101, -signal.SIGABRT, 2))
     ranks.poll()
-    ranks.settle()
+    ranks.note_stacks()
+    ranks.poll()
     assert asked == [{5: (101, orders[1].files.stacks)}]
     cause = root_cause(ranks.outcomes())
     assert (cause.rank, cause.timed_out) == (4, True)
     assert cause.others == f"Where rank 5 was then:\n{stack}"
-
-
-def test_nobody_waits_once_a_failure_speaks_for_itself_or_all_have_ended(round_):
-    ranks, processes, orders, _ = round_
-    processes.later = lambda: pytest.fail("asked the server once more")
-    leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
-    processes.to_come = [EndedRank(100, 1, 1)]
-    ranks.poll()
-    ranks.settle()
-    leave(orders[0], Status.RAISED, time_ns=1, raised=ECHO)
-    ranks._members[0].outcome = None
-    processes.to_come = [EndedRank(101, -signal.SIGABRT, 1)]
-    ranks.poll()
-    assert all(outcome.end.is_echo for outcome in ranks.outcomes())
-    ranks.settle()
 
 
 def test_stopping_asks_each_rank_first_and_then_kills_all_that_it_started(round_):

@@ -99,6 +99,11 @@ def test_a_new_round_keeps_what_was_before_without_its_texts():
     assert str(before.outcomes[0].cause) == "rank 1 failed (ValueError) on node 1 (m1)"
 
 
+def test_the_rounds_before_one_are_told_in_a_line_each_and_no_other():
+    job = books(failed(0, name="SIGKILL"), lost(1), failed(2))
+    assert job.earlier(Round(ME, 2)) == [f"round 0 ended: {job.outcomes[0].why}", "round 1 ended: node 1: gone"]
+
+
 def test_checks_are_no_rounds_for_ranks():
     assert replace(books(failed(0), failed(1)), checks=1).number == 1
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
-from flytekitplugins_safedist.coordinator.inquiry import ANSWER_SECONDS, CONFIRM_SECONDS, Inquiry
+from flytekitplugins_safedist.coordinator.inquiry import AGAIN_SECONDS, ANSWER_SECONDS, CONFIRM_SECONDS, Inquiry
 from flytekitplugins_safedist.coordinator.messages import Floor, HangNotice, Save, Status
 from flytekitplugins_safedist.coordinator.saves import RoundSaves
 
@@ -128,8 +129,8 @@ class Looks:
         self.it, self.now = Inquiry(), 100.0
         self.stall(30.0)
 
-    def stall(self, seconds: float) -> None:
-        self.it.on_status(Status("job", "a", None, 1.0, stall=seconds))
+    def stall(self, seconds: float, *, is_urgent: bool = True) -> None:
+        self.it.on_status(Status("job", "a", None, 1.0, stall=seconds, is_urgent=is_urgent))
 
     def take(self) -> int:
         """A picture is taken, where it is due, and is complete."""
@@ -138,8 +139,20 @@ class Looks:
         for process in "ab":
             if self.it.complete():
                 raise AssertionError("one picture is missing")
-            self.it.on_status(Status("job", process, None, 1.0, stall=30.0, looked=self.it.look))
+            self.it.on_status(Status("job", process, None, 1.0, looked=self.it.look))
         return self.it.complete()
+
+    def find(self, seconds: float, *, is_urgent: bool) -> list[tuple[float, bool]]:
+        """When the same hang is found, and whether it is to be shown, while a node goes on to say that it waits."""
+        times, last = [], self.now + seconds
+        while self.now < last:
+            self.now += 1
+            self.stall(self.now, is_urgent=is_urgent)
+            if self.it.is_due(self.now):
+                before, look = self.it.hang, self.take()
+                self.it.on_hang(HangNotice(look, "rank 1", 1, "it sleeps", seconds=self.now), self.now)
+                times += [(self.now, self.it.hang.is_news)] if self.it.hang not in (None, before) else []
+        return times
 
 
 def test_a_hang_is_what_two_pictures_show_some_seconds_apart():
@@ -176,7 +189,7 @@ def test_a_picture_that_is_not_complete_in_time_shows_nothing_and_another_is_tak
     assert not looks.it.is_due(looks.now)
     looks.it.on_status(Status("job", "b", None, 1.0, looked=1))
     assert looks.it.complete() == 0
-    looks.now += CONFIRM_SECONDS
+    looks.stall(45.0)
     assert looks.take() == 2
 
 
@@ -185,7 +198,38 @@ def test_nothing_is_looked_at_while_the_one_before_is_judged_or_where_nobody_wai
     looks.take()
     assert not looks.it.is_due(looks.now + 100)
     looks.it.on_hang(None, looks.now)
+    assert not looks.it.is_due(looks.now + 100), "nobody has said again that a rank waits"
+    looks.stall(31.0)
     assert looks.it.is_due(looks.now + 100)
-    looks.stall(0.0)
-    looks.it.on_leave("b")
-    assert not looks.it.is_due(looks.now + 100)
+
+
+def test_a_job_that_has_moved_on_between_pictures_is_looked_at_ever_more_rarely():
+    looks, pauses = Looks(), []
+    for number in range(6):
+        looks.take()
+        looks.it.on_hang(hang(looks.it.look, f"step {number}"), looks.now)
+        began = looks.now
+        while not looks.it.is_due(looks.now):
+            looks.now += 1
+        pauses.append(looks.now - began)
+    assert pauses == [3, 6, 12, 24, 48, 48]
+    assert looks.it.hang is None
+
+
+def test_where_nothing_is_done_about_a_hang_it_is_shown_ever_more_rarely():
+    news = [now for now, is_news in Looks().find(20_000, is_urgent=True) if is_news]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(news)]
+    assert len(news) > 4
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 3600
+
+
+def test_what_is_only_to_be_told_is_looked_at_as_rarely_and_what_will_be_ended_is_not_missed_for_it():
+    looks = Looks()
+    looks.take()
+    looks.it.on_hang(None, looks.now)
+    found = looks.find(2000, is_urgent=False)
+    assert 0 < len(found) < 10
+    assert all(is_news for _, is_news in found)
+    began = looks.now
+    assert looks.find(100, is_urgent=True)[0][0] < began + AGAIN_SECONDS + 2 * CONFIRM_SECONDS + 2

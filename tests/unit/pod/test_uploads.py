@@ -18,8 +18,8 @@ from flytekit.bin import entrypoint as flytekit_entrypoint
 from flytekit.core.data_persistence import FileAccessProvider
 
 from flytekitplugins_safedist import lastwords
+from flytekitplugins_safedist.agent.verdict import Kind, Origin, Verdict
 from flytekitplugins_safedist.errors import StorageError
-from flytekitplugins_safedist.job.verdict import Kind, Origin, Verdict
 from flytekitplugins_safedist.pod import verdict
 from flytekitplugins_safedist.pod.verdict import Verdicts, document, is_there, warning_of
 from flytekitplugins_safedist.store import patience, transfers

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.job.corner import Corner
+from flytekitplugins_safedist.coordinator.kv import KeyValues
 from flytekitplugins_safedist.meeting import Meeting
 from flytekitplugins_safedist.preflight import probe
 from flytekitplugins_safedist.preflight.probe import Peers, examined
@@ -31,7 +31,7 @@ class Here(Meeting):
         super().__init__("127.0.0.1:1", "job", 0)
         self.calls: Counter[str] = Counter()
         self._counting = threading.Lock()  # a word that is new to it is no single step
-        self._corner, self._loop = Corner(), asyncio.new_event_loop()
+        self._corner, self._loop = KeyValues(), asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
 

@@ -1,0 +1,259 @@
+"""A node that cannot begin (no inputs, no scratch, no libraries) comes to the others with its error.
+
+It is that error which ends the job, at once, on every node, and is uploaded once. What is needed to meet the others is
+known without the task's own code: registration has pinned it into the pod.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import time
+import traceback
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .. import envvars, lastwords, stopping, topology
+from ..config.options import Preflight, Timeouts
+from ..config.registered import Registered
+from ..coordinator.books import NO_ROUND
+from ..coordinator.messages import Status as NodeStatus
+from ..coordinator.rules import Rules
+from ..coordinator.server import SignStore
+from ..errors import NodeLostError, SafedistError, TopologyError
+from ..failures import Failure
+from ..rank import recording, task_context
+from ..rank.outcome import NO_RANK, RankOutcome, Status
+from ..texts import ask, named
+from ..topology import Topology
+from . import ending, reports
+from .actions import Exit
+from .leader_store import RENEW_SECONDS, LeaderStore, NoStore
+from .loop import Loop
+from .membership import Membership
+from .rank_set import KILL_SECONDS, SETTLE_SECONDS
+from .verdict import NOT_STARTED, Verdict, judge
+
+logger = logging.getLogger(__name__)
+
+_EXIT_INFRASTRUCTURE = 1
+
+_LAST_CALL = 30.0
+"""Seconds, at most, that a round of a range waits for further nodes when the minimum is there, as torch elastic's."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a job, and where this node belongs in it: as far as it takes to meet the others.
+
+    Attributes:
+        topology: this node's place.
+        timeouts: how long nodes wait for each other.
+        max_restarts, max_replacements: the budgets of the whole job.
+        preflight: as configured.
+        flyte: what flytekit knows of it.
+        run_id: names it; the same on every node.
+    """
+
+    topology: Topology
+    timeouts: Timeouts
+    max_restarts: int
+    max_replacements: int
+    preflight: Preflight | None
+    flyte: task_context.FlyteSnapshot
+    run_id: str
+
+    def rules(self) -> Rules:
+        """What the coordinator of this job goes by."""
+        place, timeouts = self.topology, self.timeouts
+        return Rules(
+            self.run_id,
+            place.min_nodes,
+            place.max_nodes,
+            is_fixed=not place.is_elastic,
+            max_restarts=self.max_restarts,
+            max_replacements=self.max_replacements,
+            checks=self.preflight is not None,
+            rendezvous=timeouts.rendezvous,
+            heartbeat=timeouts.heartbeat,
+            settle=SETTLE_SECONDS,
+            stop=timeouts.stop,
+            kill=KILL_SECONDS,
+            last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
+            preemption=stopping.within_grace(timeouts.preemption, then=timeouts.stop),
+            upload=timeouts.upload,
+            renew=min(RENEW_SECONDS, timeouts.heartbeat),
+        )
+
+    def verdict_is_there(self) -> bool:
+        """Whether its outputs, or its one error, are in the store. Asks it."""
+        return task_context.uploaded(self.flyte)
+
+    def store(self) -> SignStore:
+        """Where the leader's sign is, and the verdict; nowhere, where there is no store."""
+        prefix, access = self.flyte.output_metadata_prefix, task_context.store()
+        if prefix is None:
+            return NoStore()
+        return LeaderStore(prefix, access, lambda: task_context.uploaded_to(prefix, access))
+
+
+def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) -> str:
+    """Names this attempt of the job, the same on every node, and no other job's of the execution."""
+    return f"{_of_node(flyte) or flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
+
+
+def job_name(flyte: task_context.FlyteSnapshot) -> str:
+    """Names the task's node in its execution, for what outlives an attempt (a tracker's run): the same on every node of
+    the job and in every attempt, in letters, digits and dashes. A local run has one attempt, and a random name."""
+    return _of_node(flyte) or f"local-{uuid.uuid4().hex[:16]}"
+
+
+def _of_node(flyte: task_context.FlyteSnapshot) -> str:
+    prefix = flyte.output_metadata_prefix
+    if flyte.mode != task_context.IN_POD or prefix is None:
+        return ""
+    # One prefix for each node of the workflow, and for each part of a mapped task; the attempt is its last part.
+    of_node = prefix.rstrip("/").rpartition("/")[0]
+    return f"{flyte.execution_id[2]}-{hashlib.sha256(of_node.encode()).hexdigest()[:8]}"
+
+
+def of_no_task(error: Exception, environment: Mapping[str, str]) -> Verdict | None:
+    """Deal with a task that has no inputs here, or with a pod that is not as it was registered.
+
+    Args:
+        error: why this node cannot begin.
+        environment: its variables.
+
+    Returns:
+        What this node is to upload, the same whether one node cannot begin or all; None for a task that is none of
+        ours, or where nobody knows which node this is: it says what it knows.
+
+    Raises:
+        SystemExit: another node uploads (code 0); or this node alone is in trouble, or cannot tell anybody (code 1).
+    """
+    attempt = _attempt(environment)
+    if attempt is None:
+        return None
+    verdict = judge(_outcome(error, attempt.topology), NOT_STARTED, disk="", limit=None)
+    if attempt.topology.max_nodes == 1:
+        return verdict
+    try:
+        uploads = arrive_with(error, attempt)
+    except SafedistError as trouble:
+        if attempt.topology.node_rank == 0 and not isinstance(trouble, NodeLostError):
+            return (
+                verdict  # it is node 0's to upload, though the others could not be told; but not where the job goes on
+            )
+        lastwords.keep(error)
+        logger.info(f"this node cannot begin: {named(error)}; and that does not end the job: {trouble}")
+        raise SystemExit(_EXIT_INFRASTRUCTURE) from error
+    if not uploads:
+        raise SystemExit(0) from error
+    return verdict
+
+
+def _attempt(environment: Mapping[str, str]) -> Attempt | None:
+    """Where this node belongs; None where it is no node of ours, or nobody can tell."""
+    flyte = task_context.take()
+    with suppress(TopologyError):
+        job = Registered.from_env(environment)
+        if job is not None:
+            place = topology.from_env(environment, job)
+            return Attempt(place, job.timeouts, 0, job.max_replacements, None, flyte, run_id(flyte, environment))
+    return None
+
+
+def is_told(error: SafedistError, attempt: Attempt) -> bool:
+    """Tell the others what keeps this node from beginning, which ends the job.
+
+    Returns:
+        Whether it has been uploaded by another node; if not, it is for this one to raise.
+
+    Raises:
+        NodeLostError: nobody has, and this is not the node to do it.
+    """
+    if attempt.topology.max_nodes == 1 or error.is_platforms:
+        return False
+    try:
+        return not arrive_with(error, attempt)
+    except SafedistError as trouble:
+        if attempt.topology.node_rank == 0 and not isinstance(trouble, NodeLostError):
+            return False
+        raise ending.cannot_do_its_part(error, attempt.topology, f"that does not end the job: {trouble}") from error
+
+
+def arrive_with(error: Exception, attempt: Attempt) -> bool:
+    """End the job of several nodes with this node's error.
+
+    Returns:
+        Whether this node is the one to upload the error; if not, the upload is done.
+
+    Raises:
+        RendezvousError: the others cannot be told, or go on without this node, or nothing is uploaded.
+    """
+    place, rules = attempt.topology, attempt.rules()
+    at = NodeStatus(rules.job, "", place.node_rank, 0.0, socket.gethostname(), place.machine)
+    cannot = reports.cause_of(_outcome(error, place), NO_ROUND, at)
+    job = Membership(rules, place, attempt.store(), say=logger.info, cannot=cannot)
+    uploads = False
+    try:
+        logger.info(f"this node cannot begin, which the others are told: {named(error)}")
+        finish = Loop(job, logger.info).drive()
+        if isinstance(finish, Exit):
+            if finish.code != 0:
+                raise ending.undecided(finish, job)
+            return False
+        stopping.finish()
+        ending.stay(job)
+        uploads = True
+        return True
+    finally:
+        if not uploads:
+            job.close(ended=False)
+
+
+def _outcome(error: Exception, place: Topology) -> RankOutcome:
+    raised = recording.record(error, ask(lambda: _shown(error), lambda: _frames(error)))
+    if isinstance(error, SafedistError) and not error.is_platforms:
+        raised = replace(raised, failure=Failure.OWN)  # as it is where node 0 has it
+    return RankOutcome(
+        rank=NO_RANK,
+        local_rank=NO_RANK,
+        node_rank=-1 if place.node_rank is None else place.node_rank,
+        round=-1,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        status=Status.RAISED,
+        time_ns=time.time_ns(),
+        raised=raised,
+    )
+
+
+def _shown(error: Exception) -> str:
+    """The traceback, and those of its causes, with the user's frames only."""
+    told: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
+    lines: list[str] = []
+    while told is not None:
+        lines[:0] = [*_head(told.stack), *told.format_exception_only(), "\n"]
+        told = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
+    return "".join(lines)
+
+
+def _frames(error: Exception) -> str:
+    """The same of an error that does not say what it is."""
+    return "".join([*_head(traceback.extract_tb(error.__traceback__)), f"{type(error).__name__}\n"])
+
+
+def _head(stack: traceback.StackSummary) -> list[str]:
+    users = traceback.StackSummary.from_list([frame for frame in stack if _is_users(frame.filename)])
+    return ["Traceback (most recent call last):\n", *users.format()] if users else []
+
+
+def _is_users(file: str) -> bool:
+    here = str(Path(__file__).parents[1])
+    return not (file.startswith((here, "<frozen ")) or "/flytekit/" in file or "/importlib/" in file)

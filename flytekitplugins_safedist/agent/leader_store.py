@@ -1,0 +1,76 @@
+"""Where a job's leader has its sign: in the store, beside the outputs of the attempt; and whether these are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..coordinator.sign import Sign, StoreLook
+from ..fs.atomic import atomic_write
+from ..store.put_new import path_of
+
+if TYPE_CHECKING:
+    from flytekit.core.data_persistence import FileAccessProvider
+
+NAME = ".safedist-leader.json"
+"""Of the object; hidden, for it is nobody's output."""
+
+RENEW_SECONDS = 60.0
+"""Between two renewals; shorter where nodes are to notice each other's loss in a shorter time."""
+
+
+class LeaderStore:
+    """Of one attempt. Each call raises whatever the store's client raises.
+
+    Args:
+        prefix: of the attempt's outputs.
+        access: the way to the store.
+        is_decided: whether the attempt's verdict is there; asks the store.
+    """
+
+    def __init__(self, prefix: str, access: FileAccessProvider, is_decided: Callable[[], bool]) -> None:
+        self.address = f"{prefix.rstrip('/')}/{NAME}"
+        self._access = access
+        self._is_decided = is_decided
+
+    def look(self) -> StoreLook:
+        """What is there."""
+        since = time.monotonic()
+        return StoreLook(since, self._sign(), self._is_decided())
+
+    def put(self, sign: Sign) -> None:
+        """Replace what is there."""
+        data, path = sign.dump(), path_of(self.address)
+        if path is None:
+            self._access.get_filesystem_for_path(self.address).pipe_file(self.address, data)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path, durable=False) as file:
+            file.write(data)
+
+    def _sign(self) -> Sign | None:
+        path = path_of(self.address)
+        try:
+            if path is None:
+                data = self._access.get_filesystem_for_path(self.address).cat_file(self.address)
+            else:
+                data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        return Sign.parse(data)
+
+
+class NoStore:
+    """In its place where there is none: whoever leads knows of nobody else."""
+
+    def __init__(self) -> None:
+        self._sign: Sign | None = None
+
+    def look(self) -> StoreLook:
+        """What was put here."""
+        return StoreLook(time.monotonic(), self._sign, is_decided=False)
+
+    def put(self, sign: Sign) -> None:
+        """Replace it."""
+        self._sign = sign

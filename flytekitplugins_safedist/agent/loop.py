@@ -1,0 +1,111 @@
+"""The loop of a node's agent: what it hears goes to the policy, and what that decides is carried out."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..coordinator.messages import Want
+from ..coordinator.sign import StoreLook
+from ..errors import SafedistError
+from .actions import Action, DropLink, Exit, LookAtStore, Say, Upload
+from .link import LinkLost
+from .membership import Membership
+from .policy import NodePolicy
+
+LOOK_SECONDS = 0.05
+"""Between two looks at the ranks, where the inbox brings nothing."""
+
+_BUG = "report this as a bug of safedist, with the log"
+
+Finish = Upload | Exit
+"""How a node's part in a job ends: it uploads the verdict, or ends its process."""
+
+
+class Loop:
+    """That of a node without ranks, which has only to say why.
+
+    Args:
+        job: this process in its job.
+        say: takes one sentence of the agent's own.
+    """
+
+    def __init__(self, job: Membership, say: Callable[[str], object]) -> None:
+        self._job = job
+        self._say = say
+        replaced = not job.place.alone
+        self.policy = NodePolicy(job.rules, job.first, time.monotonic(), leads=job.leads, is_replaced=replaced)
+        self._queue: deque[Action] = deque()
+        self._finish: Finish | None = None
+        self._takes: dict[type, Callable[[Any], object]] = {
+            Want: lambda want: self._act(self.policy.on_want(want, time.monotonic())),
+            LinkLost: self._lose_link,
+            StoreLook: lambda look: self._act(self.policy.on_look(look, time.monotonic())),
+        }
+        self._does: dict[type, Callable[[Any], object]] = {
+            LookAtStore: lambda _: job.look(),
+            DropLink: lambda _: job.link.drop() if job.link is not None else None,
+            Say: lambda action: say(action.text),
+            Upload: self._end,
+            Exit: self._end,
+        }
+
+    def drive(self) -> Finish:
+        """Run until this node has no further part in the job.
+
+        Raises:
+            RendezvousError: nodes of other images are in this job.
+        """
+        self._job.begin(self.policy.status)
+        while self._finish is None:
+            self._hear(LOOK_SECONDS)
+            self._carry_out()
+            self._watch()
+            self._act(self.policy.on_tick(time.monotonic()))
+            self._carry_out()
+        return self._finish
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+    def _hear(self, seconds: float) -> None:
+        """Take in what has come, or comes within some seconds; nothing is carried out.
+
+        Raises:
+            Exception: the coordinator in this process has failed, or the link.
+        """
+        try:
+            item = self._job.inbox.get(timeout=seconds)
+            while True:
+                if isinstance(item, BaseException):
+                    raise item
+                take = self._takes.get(type(item))
+                if take is None:
+                    raise SafedistError("something comes that this agent does not know", seen=item, hint=_BUG)
+                take(item)
+                item = self._job.inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _watch(self) -> None:
+        """Look at what runs here."""
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        """Say at once how this node is now; what it is to do comes after that."""
+        self._job.tell(self.policy.status)
+        self._queue.extend(actions)
+
+    def _carry_out(self) -> None:
+        while self._queue:
+            action = self._queue.popleft()
+            do = self._does.get(type(action))
+            if do is not None:
+                do(action)
+
+    def _lose_link(self, lost: LinkLost) -> None:
+        self._queue.extend(self.policy.on_disconnect(lost.why, time.monotonic()))
+        self._job.begin(self.policy.status)
+
+    def _end(self, finish: Finish) -> None:
+        self._finish = self._finish or finish

@@ -1,0 +1,355 @@
+"""The node agent: one per pod. It carries out what the policy of this node decides, over the ranks of one round.
+
+All decisions about the job are the coordinator's, and all about this node its policy's (:mod:`.policy`).
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+
+from .. import envvars
+from ..config.grace_period import END_SECONDS
+from ..coordinator.books import Memory
+from ..coordinator.messages import HangNotice, Offer
+from ..coordinator.ports import ReservedPort
+from ..coordinator.wire import HangEvidence
+from ..errors import JobInterruptedError
+from ..failures import is_full
+from ..hangs import picture
+from ..meeting import own_address
+from ..rank.backends.torch import LOOPBACK
+from ..rank.outcome import RankOutcome, root_cause
+from . import memory, scratch, signals
+from .actions import Blame, CallRanks, EndRanks, Exit, MakeOffer, SaveAt, StartRanks, TakePicture, Upload
+from .checks import Checked, Checks
+from .disk import DiskWatch
+from .ending import cannot_do_its_part, verdict_of
+from .hang_watch import HangWatch
+from .loop import Finish, Loop
+from .membership import Membership
+from .orders import orders
+from .prepare import NodePlan
+from .rank_set import Ranks
+from .reports import Report, cause_of
+from .saving import RoundSaving
+from .seen import RunSeen
+from .signals import Signalled, StacksWanted
+from .verdict import NOT_STARTED, judge
+
+logger = logging.getLogger(__name__)
+
+_ALONE_BYTES = 1 << 16
+"""Of a failure's text, where no other node gets it."""
+
+_MEMORY_SECONDS = 1.0
+"""Between two looks at the container's memory."""
+
+
+class NodeAgent(Loop):
+    """Drives the ranks of one node until the job has ended, or this process is told to stop.
+
+    Args:
+        plan: what to do.
+        job: this process in its job.
+        show: takes the ranks' output, in blocks of whole lines.
+        say: takes one sentence of the agent's own.
+    """
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        job: Membership,
+        *,
+        show: Callable[[str], object],
+        say: Callable[[str], object],
+    ) -> None:
+        super().__init__(job, say)
+        self.plan = plan
+        self.report = Report()
+        self.seen = RunSeen(plan, job, self.policy)
+        self._show = show
+        self._ranks: Ranks | None = None
+        self._saving: RoundSaving | None = None
+        self._hangs: HangWatch | None = None
+        self._checks = Checks(plan, job.inbox.put)
+        self._disk = DiskWatch(plan.limit)
+        self._start: StartRanks | None = None  # what this node does in the round
+        self._failures = 0  # of the round's ranks, as told
+        self._blamed: RankOutcome | None = None  # that this agent, and not a rank, has found
+        self._checked = self._memory_due = 0.0
+        self._told_to_stop: Signalled | None = None
+        self._port: ReservedPort | None = None
+        self._forks = plan.unsafe is None
+        self._takes |= {
+            Checked: self._have_checked,
+            HangEvidence: self._keep_evidence,
+            Signalled: self._stop,
+            StacksWanted: lambda _: self._show_stacks(),
+        }
+        self._does |= {
+            MakeOffer: self._offer,
+            StartRanks: self._begin,
+            EndRanks: lambda action: self._end_ranks(shows_stacks=action.shows_stacks),
+            CallRanks: lambda action: self._saving.call(action.call) if self._saving is not None else None,
+            SaveAt: lambda action: self._saving.save(action) if self._saving is not None else None,
+            TakePicture: lambda action: self._take_picture(action.look),
+            Blame: lambda action: self._blame(action.hang),
+        }
+
+    def drive(self) -> Finish:
+        """Run until this node has no further part in the job; what that came to is in :attr:`report`, too.
+
+        Raises:
+            JobInterruptedError: a signal told this process to stop; every rank is gone.
+            FencedError: another process has taken this one's place.
+            LaunchError, ScratchError, RendezvousError: the ranks could not be started; or this node has no part in the
+                job.
+        """
+        started = time.monotonic()
+        with signals.into(self._job.inbox, self._longest):
+            try:
+                finish = super().drive()
+            finally:
+                self._close_round()
+                self.plan.job.backend.close_round()
+                if self._port is not None:
+                    self._port.close()
+                self.report.seconds["total"] = time.monotonic() - started
+        stopped = isinstance(finish, Exit) and finish.code != 0
+        stopped = stopped or (isinstance(finish, Upload) and finish.verdict.kind == "stopped")
+        if self._told_to_stop is not None and stopped:
+            raise self._interrupted(int(self._told_to_stop))
+        end = finish.verdict if isinstance(finish, Upload) else self.policy.end
+        self.report.verdict = None if end is None else verdict_of(end, self._job, self.plan.limit, self.policy.books)
+        if self.report.verdict is not None:
+            self.report.result = None
+        return finish
+
+    # --- what becomes of the ranks ------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        self.seen.look(self._ranks)
+        self._look_at_memory()
+        self._carry_out()
+        ranks, start = self._ranks, self._start
+        status = self.policy.status
+        if ranks is None or start is None or status.phase != "running" or status.round != start.round:
+            return  # where its ranks have returned, a failure elsewhere still means a new round here
+        if self._saving is not None:
+            self._saving.look()
+        if self._queue:
+            return  # first what follows from that
+        ranks.poll()
+        if ranks.failed:
+            self._note_failures(ranks)
+            if ranks.are_gone:
+                self._end_ranks()
+            return
+        excess = self._disk.excess(lambda: ranks.usage(self.plan.scratch))
+        late = ranks.blame(*excess) if excess is not None else ranks.late()
+        if late is not None:
+            self._fail(ranks, late)
+        elif ranks.finished:
+            self._return(ranks)
+        elif self._hangs is not None:
+            self._hangs.look()
+
+    def _look_at_memory(self) -> None:
+        now = time.monotonic()
+        if now < self._memory_due:
+            return
+        self._memory_due = now + _MEMORY_SECONDS
+        group = memory.cgroup()
+        if group is not None and group.limit is not None:
+            self._act(self.policy.on_memory(Memory(group.in_use, group.limit), now))
+
+    def _note_failures(self, ranks: Ranks) -> None:
+        """Say at once which rank has failed; where a collective has timed out, again with what the others did then."""
+        if ranks.failures == self._failures:
+            return
+        self._failures = ranks.failures
+        self._tell_failure(ranks)
+        if any(outcome.timed_out for outcome in ranks.outcomes()) and not ranks.has_stacks:
+            ranks.note_stacks()
+            self._tell_failure(ranks)
+
+    def _tell_failure(self, ranks: Ranks) -> RankOutcome | None:
+        found = self._blamed or root_cause(ranks.outcomes())
+        if found is None:
+            return None
+        if self._joins_in_vain(found):
+            raise cannot_do_its_part(judge(found, NOT_STARTED, disk="", limit=None).error, self._job.place)
+        scratch_counts = found.raised is not None and is_full(found.raised.errnos)
+        disk = str(ranks.usage(self.plan.scratch)) if scratch_counts else ""
+        status, limits = self.policy.status, {"limit": _ALONE_BYTES} if self._job.rules.is_alone else {}
+        cause = cause_of(found, status.round, status, disk=disk, **limits)
+        self._act(self.policy.on_failure(cause, time.monotonic()))
+        return found
+
+    def _fail(self, ranks: Ranks, found: RankOutcome) -> None:
+        """A rank fails for what this agent has found."""
+        self._blamed = found
+        self._tell_failure(ranks)
+
+    def _joins_in_vain(self, found: RankOutcome) -> bool:
+        """Whether this node has come to a job that ran before, and cannot import the task's module: the job goes on,
+        for another to take this place."""
+        number = self._start.number if self._start is not None else 0
+        return number > 0 and self.report.rounds == 1 and found.raised is not None and not found.seconds
+
+    def _return(self, ranks: Ranks) -> None:
+        self.seen.over(ranks)
+        for phase in ("import", "inputs", "function", "outputs"):
+            seconds = [outcome.seconds.get(phase, 0.0) for outcome in ranks.outcomes()]
+            self.report.seconds[phase] = max(seconds, default=0.0)
+        self.report.result = ranks.result()
+        if self._job.rules.max_nodes > 1:
+            self._say("the ranks of this node have returned; waiting for those of the other nodes")
+        self._act(self.policy.on_return(tuple(ranks.returned()), time.monotonic()))
+
+    # --- what the policy decides --------------------------------------------------------------------------------------
+    def _begin(self, start: StartRanks) -> None:
+        if start.is_checks:
+            self._checks.begin(start)
+            return
+        plan = self.plan
+        self._close_round()  # of one whose ranks had returned
+        if self.report.rounds:  # the first round has its own start line
+            if plan.settings.scratch.keep == "never":
+                # What filled the disk must not keep the next round from starting.
+                scratch.remove_rounds_before(plan.scratch, start.number)
+            count = start.size * plan.settings.nproc_per_node
+            self._say(f"round {start.number}: {start.size} node(s) are there, {count} rank(s) start")
+        self._start, self._failures, self._blamed = start, 0, None
+        self.report.rounds += 1
+        self.report.node_rank = start.node_rank
+        self.report.result, self.report.decks = None, ()
+        checked, self._checked = self._checked, 0.0
+        earlier = [each.why for each in self.policy.books.outcomes if each.round < start.round]
+        if earlier:
+            self.seen.why(earlier[-1])
+        self.seen.begins(start, checked)
+        output = {"show": self._show, "say": self._say, "warn": logger.warning}
+        ranks = Ranks(plan.server, plan.order, orders(start, plan), plan.settings, gpus=plan.gpus, **output)
+        self._ranks = ranks
+        ranks.start(fork=self._forks)
+        self._saving = RoundSaving(list(ranks.pages.values()), self.policy, self._act)
+        self._disk = DiskWatch(plan.limit)  # what an earlier round's has begun to look at is no matter any more
+        self._hangs = HangWatch(
+            start.number,
+            ranks,
+            server=plan.server,
+            hangs=plan.settings.hangs,
+            tell=lambda seconds, urgent: self._act(self.policy.on_stall(seconds, time.monotonic(), is_urgent=urgent)),
+            leave=self.seen.leave,
+        )
+
+    def _end_ranks(self, *, shows_stacks: bool = False) -> None:
+        ranks = self._ranks
+        returned: tuple[int, ...] = ()
+        if self.policy.status.phase not in ("running", "ending"):
+            return  # they were gone before that was decided
+        if ranks is not None:
+            if not ranks.has_stacks and (ranks.failed or shows_stacks) and not self._has_own_cause(ranks):
+                ranks.note_stacks()  # of those that have lost nobody: one of them may be whom others have waited for
+            number = self._told_to_stop or signal.SIGTERM
+            ranks.stop(int(number), patience=self._patience(), meanwhile=partial(self._hear, 0.0))
+            found = self._tell_failure(ranks)
+            if found is not None:
+                self.report.decks = ranks.decks()
+            returned = tuple(ranks.returned())
+            self.seen.over(ranks, found)
+        self._close_round()
+        self._act(self.policy.on_quiet(returned, time.monotonic()))
+
+    def _has_own_cause(self, ranks: Ranks) -> bool:
+        return self._blamed is not None or any(each.failed and not each.end.is_echo for each in ranks.outcomes())
+
+    def _patience(self) -> float:
+        """Seconds that ranks with a handler of their own have, to save their work."""
+        stop = self._told_to_stop
+        if stop is None or int(stop) != signal.SIGTERM:
+            return 0.0
+        return max(0.0, stop.at + self._job.rules.preemption - time.monotonic())
+
+    def _close_round(self) -> None:
+        ranks, self._ranks, self._saving, self._hangs = self._ranks, None, None, None
+        self._checks.close()
+        if ranks is not None:
+            self._forks = self._forks and not ranks.to_be_fresh
+            ranks.stop()
+            self.seen.over(ranks)
+
+    def _offer(self, offer: MakeOffer) -> None:
+        """A port that is kept free for the next round's ranks, and what their backend opens."""
+        job, place, settings = self.plan.job, self._job.place, self.plan.settings
+        if self._port is not None:
+            self._port.close()
+        self._port = ReservedPort()
+        address = LOOPBACK
+        if place.max_nodes > 1 and place.endpoint is not None:
+            endpoint = place.endpoint
+            address = own_address(endpoint.host, endpoint.port) if place.is_elastic else endpoint.host
+        values = {envvars.MASTER_ADDR: address, envvars.MASTER_PORT: str(self._port.port)}
+        if self._job.meeting:
+            values[envvars.MEETING] = self._job.meeting.format(address=f"[{address}]" if ":" in address else address)
+        values |= job.backend.open_round(nnodes=place.max_nodes, nproc_per_node=settings.nproc_per_node)
+        self._act(self.policy.on_offer(Offer(offer.after, values), time.monotonic()))
+
+    def _have_checked(self, checked: Checked) -> None:
+        if self.policy.status.round == checked.round:
+            self._checked += checked.seconds
+            self._act(self.policy.on_return((), time.monotonic(), checked.report))
+
+    # --- hangs --------------------------------------------------------------------------------------------------------
+    def _take_picture(self, look: int) -> None:
+        if self._hangs is not None:
+            self._job.show(str(self.policy.status.round), look, self._hangs.snapshots())
+            self._act(self.policy.on_picture(look, time.monotonic()))
+
+    def _keep_evidence(self, evidence: HangEvidence) -> None:
+        if self._hangs is not None:
+            self._hangs.evidence = evidence.text
+
+    def _blame(self, hang: HangNotice) -> None:
+        if self._hangs is None or self._ranks is None:
+            return
+        if hang.is_news:
+            self._say(self._hangs.shown(hang))
+        failure = self._hangs.failure(hang)
+        if failure is not None:
+            self._fail(self._ranks, failure)
+
+    def _show_stacks(self) -> None:
+        snapshots = self._hangs.snapshots() if self._hangs is not None else ()
+        self._say("where the ranks of this node stand:\n" + picture.text(snapshots))
+
+    # --- signals ------------------------------------------------------------------------------------------------------
+    def _longest(self, number: int) -> float:
+        """Seconds that this process may still take after a signal."""
+        stays = self._job.rules.preemption if number == signal.SIGTERM and self._ranks is not None else 0.0
+        return stays + self.plan.settings.timeouts.stop + END_SECONDS
+
+    def _stop(self, number: Signalled) -> None:
+        """Leave; but let the ranks of the whole job save first, where they would.
+
+        Only SIGTERM waits, which is what Kubernetes sends before it takes a pod away. Who presses Ctrl-C wants the end
+        now.
+        """
+        if self._saving is not None and self.policy.status.phase == "running":
+            self._saving.look()  # what a rank has written a moment ago
+        self._told_to_stop = number
+        name = signal.Signals(int(number)).name
+        stays, now = int(number) == signal.SIGTERM, time.monotonic()
+        self._act(self.policy.on_stop(f"told to stop by {name}", number.at, now, stays=stays))
+
+    def _interrupted(self, number: int) -> JobInterruptedError:
+        name = signal.Signals(number).name
+        return JobInterruptedError(
+            f"told to stop by {name}; every rank has been ended",
+            where={"node_rank": self.report.node_rank},
+            hint="nothing is wrong with the task: see who asked (a preemption, an eviction, a person)",
+        ).by(number)

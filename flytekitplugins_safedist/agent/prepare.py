@@ -1,0 +1,303 @@
+"""Before a job's ranks on this node: its place, its scratch, its rank server, and what all of them are told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import envvars, topology
+from ..config.options import SCRATCH_MOUNT, Scratch
+from ..config.registered import Registered
+from ..errors import ScratchError, TopologyError
+from ..hangs.gpus import GpuWatch
+from ..rank import backends, literals, task_context
+from ..rank.order import JobOrder, TaskSource
+from ..rank.places import JobScratch
+from ..rank_server.cleanup import remove
+from ..rank_server.client import RankServer
+from ..rank_server.scan import Scan, scan
+from ..texts import human
+from . import arrival, disk, memory, scratch, standby
+from .disk import DiskLimit
+
+if TYPE_CHECKING:
+    from flytekit.models.literals import LiteralMap
+
+
+logger = logging.getLogger(__name__)
+
+_SLOW_SECONDS = 5.0
+"""An import that takes longer is told."""
+
+
+@dataclass(frozen=True)
+class TaskCall:
+    """A task that is called on this node.
+
+    Attributes:
+        name: of the task.
+        source: where ranks get it from.
+        settings: as it is configured; in a pod as it was registered.
+        variables: the task's own. They win over safedist's defaults.
+        inputs: as literals.
+        environment: this process's variables.
+        sys_path: the module search path of its ranks.
+        server: that was started before, and has begun to import the libraries.
+    """
+
+    name: str
+    source: TaskSource
+    settings: Registered
+    variables: Mapping[str, str]
+    inputs: LiteralMap
+    environment: Mapping[str, str]
+    sys_path: Sequence[str]
+    server: RankServer | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as this node is called for it.
+
+    Attributes:
+        call: the task, and how it is called.
+        settings: its configuration, with the number of ranks that this pod has room for.
+        backend: how its ranks meet.
+        attempt: Flyte's, and this node's place in it.
+        name: see :func:`.arrival.job_name`.
+    """
+
+    call: TaskCall
+    settings: Registered
+    backend: backends.TorchBackend
+    attempt: arrival.Attempt
+    name: str
+
+    @classmethod
+    def of(cls, call: TaskCall) -> Job:
+        """What this process's variables, devices and flytekit say.
+
+        Raises:
+            TopologyError: nobody says which node this is, or two contradict each other.
+        """
+        settings = call.settings
+        devices = [device.name for device in Path("/dev").iterdir()]
+        try:
+            place = topology.from_env(call.environment, settings, devices=devices)
+        except TopologyError as error:
+            # Uploaded by this node alone it would end, for Flyte, a job that goes on.
+            arrival.of_no_task(error, call.environment)
+            raise
+        flyte = task_context.take()
+        budgets = settings.max_restarts, settings.max_replacements, settings.preflight
+        attempt = arrival.Attempt(place, settings.timeouts, *budgets, flyte, arrival.run_id(flyte, call.environment))
+        settings = replace(settings, nproc_per_node=place.nproc_per_node)
+        return cls(call, settings, backends.create(settings.backend), attempt, arrival.job_name(flyte))
+
+    @property
+    def ranks_environment(self) -> dict[str, str]:
+        """What ranks inherit."""
+        return {**backends.inherited(self.settings, self.call.environment), **self.call.variables}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it runs on the user's own machine."""
+        return self.attempt.flyte.mode != task_context.IN_POD
+
+    @property
+    def number(self) -> int:
+        """Of Flyte's attempt, from 0."""
+        return int(self.call.environment.get(envvars.FLYTE_ATTEMPT, "0"))
+
+    @property
+    def version(self) -> str:
+        """Of the task as it is registered; "" in a local run."""
+        flyte = self.attempt.flyte
+        return flyte.task_id[3] if flyte.task_id else ""
+
+
+@dataclass
+class Scratched:
+    """The job's directory on this node; what stays of it depends on whether the job has ``succeeded``."""
+
+    job: JobScratch
+    succeeded: bool = False
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """What a node's agent begins with.
+
+    Attributes:
+        job: what it is to run.
+        server: starts ranks.
+        order: what all ranks are told.
+        scratched: the job's directory on this node.
+        unsafe: why ranks are not forked from the server; None: they are.
+        size: bytes that a rank's imports take.
+        limit: how much they may write to disk.
+        gpus: of this node.
+        seconds: that preparing took.
+    """
+
+    job: Job
+    server: RankServer
+    order: JobOrder
+    scratched: Scratched
+    unsafe: str | None
+    size: int
+    limit: DiskLimit | None
+    gpus: GpuWatch
+    seconds: float
+
+    @property
+    def settings(self) -> Registered:
+        """The job's."""
+        return self.job.settings
+
+    @property
+    def scratch(self) -> JobScratch:
+        """The job's directory on this node."""
+        return self.scratched.job
+
+    def loss_of_all(self) -> str | None:
+        """What an out-of-memory kill means here, where it ends the whole container; else None."""
+        return memory.loss_of_all(memory.cgroup())
+
+    def shortage(self) -> str | None:
+        """What to warn of where the container's memory is less than its ranks will most likely need."""
+        return memory.shortage(memory.cgroup(), ranks=self.settings.nproc_per_node, imported=self.size)
+
+
+def prepare(job: Job, held: ExitStack) -> NodePlan:
+    """Start what the ranks need; *held* ends it all, in the right order.
+
+    Args:
+        job: the job.
+        held: takes over what is started.
+    """
+    settings, call = job.settings, job.call
+    job.backend.find()
+    # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
+    # write there any more.
+    server = held.enter_context(call.server or standby.lent(job.ranks_environment))
+    root = _scratch_root(settings.scratch, call.environment)
+    scratched = held.enter_context(_scratch(root, settings))
+    # What travels there is the task's: its inputs may be secrets, so they never stay. Nor does a link.
+    made = scratched.job
+    goes = [made.path if settings.scratch.keep == "never" else made.orders]
+    server.guard(goes if made.short == made.path else [made.short, *goes])
+    order = _order(job, made)
+    started = time.monotonic()
+    held.callback(server.end_ranks)  # before scratch goes
+    forks = settings.start_method == "preload"
+    if forks:
+        if call.server is None:
+            server.take_needed(job.backend.libraries, job.ranks_environment)
+        caches = scratch.make_caches(made.preload, settings.scratch.shared_caches)
+        found = _scanned(call)
+        variables = {**job.ranks_environment, **caches, **call.variables}
+        server.take(found.steps, environment=variables, path=list(map(os.path.abspath, call.sys_path)))
+    literals.write_literals(call.inputs, order.inputs)
+    if not server.is_ready(_SLOW_SECONDS):
+        logger.info(f"libraries are imported for all ranks: {_SLOW_SECONDS:g} s so far")
+    imported = server.ready(settings.timeouts.start)
+    job.backend.check(imported.failed)
+    unsafe = imported.unsafe if forks else "start_method='spawn'"
+    if forks and unsafe is not None:
+        logger.warning(f"ranks start as fresh interpreters (start_method='spawn') instead of 'preload': {unsafe}")
+    for each in imported.left:
+        logger.info(each)
+    limit = disk.limit_of(settings, call.environment)
+    gpus = held.enter_context(GpuWatch(logger.warning))
+    seconds = time.monotonic() - started
+    return NodePlan(job, server, order, scratched, unsafe, imported.size, limit, gpus, seconds)
+
+
+def _order(job: Job, made: JobScratch) -> JobOrder:
+    return JobOrder(
+        source=job.call.source,
+        cwd=Path.cwd(),
+        sys_path=tuple(job.call.sys_path),
+        argv=tuple(sys.argv),
+        inputs=made.orders / "inputs.pb",
+        flyte=job.attempt.flyte,
+        upload_timeout=job.settings.timeouts.upload,
+        shared_inputs=made.inputs if job.settings.scratch.share_inputs else None,
+    )
+
+
+def _scanned(call: TaskCall) -> Scan:
+    """What the task's files import from installed packages."""
+    source = call.source
+    modules = [name for name in (source.module, source.run_as, *source.imports) if name]
+    files = [source.script] if source.script is not None and source.run_as is None else []
+    found = scan(modules, files, call.sys_path)
+    if found.stopped:
+        logger.debug(f"what is imported after {found.stopped} is imported by each rank")
+    return found
+
+
+def _scratch_root(asked: Scratch, environment: Mapping[str, str]) -> Path:
+    """Where scratch goes: a pod lacks the volume that registration named when a pod template replaced the task's."""
+    named = environment.get(envvars.SCRATCH_ROOT)
+    elsewhere = Path(asked.path or named or tempfile.gettempdir())
+    is_ours = asked.path is None and asked.volume is not None and named == SCRATCH_MOUNT
+    wanted = environment.get(envvars.TMPDIR)
+    if wanted and elsewhere == Path(tempfile.gettempdir()) and elsewhere != Path(os.path.abspath(wanted)):  # noqa: PTH100
+        why = "it is full, or cannot be written" if Path(wanted).is_dir() else "there is no such directory"
+        logger.warning(f"TMPDIR={wanted} is not used ({why}): scratch is in {elsewhere}")
+    if not is_ours or elsewhere.is_dir():
+        return elsewhere
+    logger.warning(
+        f"this pod has no scratch volume at {named} (with_overrides(pod_template=...) replaced the pod "
+        f"template that brings it): scratch is in {tempfile.gettempdir()}, in the container's own file system"
+    )
+    return Path(tempfile.gettempdir())
+
+
+@contextmanager
+def _scratch(root: Path, settings: Registered) -> Iterator[Scratched]:
+    _check_room(root, settings.size_limit)
+    job = scratch.make_job(root)
+    scratched = Scratched(job)
+    try:
+        yield scratched
+    finally:
+        mode = settings.scratch.keep
+        if job.short != job.path:
+            remove(job.short)
+        if mode == "always" or (mode == "on_failure" and not scratched.succeeded):
+            remove(job.orders)  # they hold every rank's environment, and with it the task's secrets
+            logger.info(f"scratch is kept in {job.path} (Scratch(keep={mode!r}))")
+        else:
+            left = remove(job.path)
+            if left is not None:
+                logger.warning(f"scratch could not be removed completely: {left}")
+
+
+def _check_room(root: Path, limit: int | None) -> None:
+    try:
+        free = shutil.disk_usage(root).free
+    except OSError as error:
+        raise ScratchError(
+            "the scratch directory cannot be used",
+            where={"path": root},
+            seen=str(error.strerror),
+            expected="an existing directory that this user may write",
+            hint="create it, or set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to another",
+        ) from error
+    if limit is not None and free < limit:
+        logger.warning(
+            f"Scratch(size_limit=...) allows {human(limit)}, but {root} has only "
+            f"{human(free)} free: the disk will be full before the limit is reached"
+        )

@@ -1,0 +1,208 @@
+"""One job on one node, from a task call to its literals: prepare, drive, finish."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from .. import lastwords, log, stopping
+from ..agent.log_lines import to_stdout
+from ..errors import JobInterruptedError, LaunchError, SafedistError
+from ..rank import literals
+from ..record import run_page
+from . import arrival, checks, comeback, ending, prepare
+from .actions import Exit
+from .loop import Finish
+from .membership import Membership
+from .node import NodeAgent
+from .prepare import Job, NodePlan, TaskCall
+from .reports import Report
+from .verdict import Verdict, of_error
+
+if TYPE_CHECKING:
+    from flytekit.models.literals import LiteralMap
+
+logger = logging.getLogger(__name__)
+say = logger.info
+"""Takes a sentence of safedist's own for the node's log."""
+
+INTERRUPTED = "interrupted (Ctrl-C): every rank has been ended"
+"""The last line of a local run for which that is so."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job that succeeded: rank 0's outputs and decks, the page of the run first; and the outputs' declared types."""
+
+    outputs: LiteralMap
+    decks: tuple[dict[str, str], ...]
+    types: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The job has ended, and node 0 has uploaded how."""
+
+
+def run(call: TaskCall) -> Done | Elsewhere | Verdict:
+    """Run one job on this node.
+
+    Args:
+        call: the task, and how it is called.
+
+    Returns:
+        What rank 0 made; ``Elsewhere`` on every other node; or the verdict on why the job failed.
+
+    Raises:
+        SafedistError: the job could not be started (scratch, a missing package), or was told to stop. Nothing of it is
+            left running.
+        Undecided: the same, where the job goes on without this process; its pod is to be replaced.
+    """
+    log.install()
+    job = Job.of(call)
+    place = job.attempt.topology
+    # Again: staging may have taken its time; and with a command of the user's own nobody has looked before it.
+    if not place.alone and comeback.is_decided(job.attempt.verdict_is_there, say):
+        with call.server or contextlib.nullcontext():
+            say(comeback.LEAVES)
+        return Elsewhere()
+    for note in place.notes:
+        logger.warning(note)
+    with ending.replaced_when_undecided(place, say), contextlib.ExitStack() as held:
+        try:
+            plan = prepare.prepare(job, held)
+        except SafedistError as error:
+            held.close()  # nothing of it is left when the others hear of it
+            if arrival.is_told(error, job.attempt):
+                return Elsewhere()
+            raise
+        say(_start_line(plan))
+        short = plan.shortage()
+        if short is not None:
+            logger.warning(short)
+        loss = plan.loss_of_all()
+        if loss is not None:
+            say(loss)
+        report, is_ours = _attend(plan, held)
+        plan.scratched.succeeded = report.verdict is None
+        result = _result(report) if is_ours else Elsewhere()
+    # Last, when all is tidied up: a log is read from its end.
+    by_hand = job.is_local and report.verdict is not None and is_ctrl_c(report.verdict.error)
+    say(INTERRUPTED + _where(report) if by_hand else _end_line(report, plan.seconds))
+    if report.verdict is not None:
+        lastwords.keep(report.verdict.error)
+    return result
+
+
+def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
+    """Meet the other nodes, drive this one's ranks, and leave in order: what came of it, and whether this node is the
+    one to upload that."""
+    attempt, place, nproc = plan.job.attempt, plan.job.attempt.topology, plan.settings.nproc_per_node
+    joined = Membership(
+        attempt.rules(),
+        place,
+        attempt.store(),
+        judge_reports=checks.judged_by(plan.settings.preflight),
+        local=plan.scratch.short / plan.scratch.orders.name / "meeting" if nproc > 1 else None,
+        say=say,
+    )
+    agent = NodeAgent(plan, joined, show=to_stdout, say=say)
+    held.callback(agent.seen.close)
+    try:
+        is_ours = _to_the_end(agent, joined)
+        if is_ours:
+            agent.seen.show(agent.report, say)
+    except BaseException as error:
+        # This place stays free for the pod that takes it. Where a job ends in order, it has left, or stays until the
+        # upload is done (:mod:`.ending`).
+        joined.close(ended=False)
+        verdict = of_error(error) if isinstance(error, SafedistError) else None
+        if verdict is not None and ending.is_the_end(verdict.error, place):
+            stopping.finish()
+            agent.report.verdict, agent.report.result = verdict, None
+            agent.seen.show(agent.report, say)
+            return agent.report, True
+        uploads_here = place.max_nodes == 1 or not place.node_rank
+        if uploads_here or not isinstance(error, SafedistError) or error.is_platforms:
+            raise
+        raise ending.cannot_do_its_part(error, place) from error
+    return agent.report, is_ours
+
+
+def _to_the_end(agent: NodeAgent, joined: Membership) -> bool:
+    """Drive this node's ranks until the job has ended, and leave in order. Whether this node is the one to upload."""
+    finish = driven(agent)
+    if isinstance(finish, Exit):
+        if finish.code != 0:
+            raise ending.undecided(finish, joined)
+        say(comeback.LEAVES if not agent.report.rounds else "node 0 has uploaded")
+        joined.close(ended=True)
+        return False
+    stopping.finish()
+    if joined.rules.is_alone:
+        joined.close(ended=True)
+    else:
+        ending.stay(joined)
+    return True
+
+
+def driven(agent: NodeAgent) -> Finish:
+    """Drive the ranks. No line of the user's runs in this process: whatever else fails here is the platform's."""
+    try:
+        return agent.drive()
+    except SafedistError:
+        raise
+    except Exception as error:
+        raise LaunchError(
+            "the process that runs this node's ranks has failed by itself",
+            where={"host": socket.gethostname()},
+            seen=f"{type(error).__name__}: {error}",
+            hint="look at the limits of this container (open files, processes and threads, memory); else report this "
+            "as a bug of safedist, with the log",
+        ) from error
+
+
+def _result(report: Report) -> Done | Verdict:
+    first = ({"name": run_page.NAME, "html": report.page},) if report.page else ()
+    if report.verdict is not None:
+        return replace(report.verdict, decks=(*first, *report.decks))
+    if report.result is None:
+        raise SafedistError("the agent ended without a result or a failure", hint="report this as a bug")
+    left = report.result
+    return Done(
+        literals.read_literals(left.result),
+        (*first, *literals.read_decks(left.decks)),
+        literals.read_types(left.types),
+    )
+
+
+def _start_line(plan: NodePlan) -> str:
+    job, settings, place = plan.job, plan.settings, plan.job.attempt.topology
+    return (
+        f"start: {settings.backend}, node {place.node_rank if place.node_rank is not None else '?'} of {place.nnodes} "
+        f"({place.source}), {settings.nproc_per_node} rank(s) per node, world_size {place.world_size}, "
+        f"start_method {'preload' if plan.unsafe is None else 'spawn'}, max_restarts {settings.max_restarts}, "
+        f"attempt {job.number}, code {job.version or 'local'}, scratch {plan.scratch.path}"
+    )
+
+
+def _end_line(report: Report, preparing: float) -> str:
+    how = "failed" if report.verdict is not None else "succeeded"
+    phases = {"prepare": preparing, **report.seconds}
+    total = phases.pop("total") + preparing
+    listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
+    told = f"{how} after {report.rounds} round(s), {total:.1f} s ({listed}), node {report.node_rank}"
+    return f"end: {told}{_where(report)}"
+
+
+def _where(report: Report) -> str:
+    return f"; the record of this run: {report.page_file}" if report.page_file else ""
+
+
+def is_ctrl_c(error: SafedistError) -> bool:
+    """Whether it ended a job because a person has pressed Ctrl-C."""
+    return isinstance(error, JobInterruptedError) and error.number == signal.SIGINT

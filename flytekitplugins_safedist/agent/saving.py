@@ -1,0 +1,69 @@
+"""A save by all ranks at one step, on one node: between its policy and the pages that its ranks share with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..coordinator.messages import Floor
+from .actions import Action, SaveAt
+from .policy import NodePolicy
+
+if TYPE_CHECKING:
+    from ..rank.shared_page import AgentPage
+
+_STORES_DRAIN = 0.005
+"""Seconds from calling the ranks to reading their floors. A processor may hold a store back while it already loads; it
+does so for nanoseconds."""
+
+
+class RoundSaving:
+    """In one round.
+
+    Args:
+        pages: of this node's ranks.
+        policy: decides.
+        act: takes what it decides.
+    """
+
+    def __init__(
+        self, pages: Sequence[AgentPage], policy: NodePolicy, act: Callable[[Sequence[Action]], object]
+    ) -> None:
+        self._pages = pages
+        self._policy = policy
+        self._act = act
+        self._count = 0
+        self._save: SaveAt | None = None
+
+    def look(self) -> None:
+        """Called again and again: pass on what the ranks have written on their pages."""
+        now = time.monotonic()
+        if not self._policy.status.listens and any(page.listens for page in self._pages):
+            self._act(self._policy.on_listen(now))
+        count = sum(page.asked for page in self._pages)
+        if count != self._count:
+            self._count = count
+            self._act(self._policy.on_ask(now))
+        save = self._save
+        if save is not None and all(page.finished(save.call, urgent=save.is_urgent) for page in self._pages):
+            self._save = None
+            self._act(self._policy.on_save(save.call, now))
+
+    def call(self, number: int) -> None:
+        """Each rank says the first step that it has not passed, and does not pass it."""
+        for page in self._pages:
+            page.call(number)
+        time.sleep(_STORES_DRAIN)
+        # Whoever asks from here on may be past the step, and is answered anew.
+        self._count = sum(page.asked for page in self._pages)
+        floors = [floor for page in self._pages if (floor := page.floor) is not None]
+        self._act(self._policy.on_floor(Floor(number, max(floors, default=-1)), time.monotonic()))
+
+    def save(self, save: SaveAt) -> None:
+        """All ranks save at this step."""
+        self._save = save
+        for page in self._pages:
+            if save.is_urgent:
+                page.preempt()
+            page.answer(save.call, save.step if save.step >= 0 else None, urgent=save.is_urgent)

@@ -1,0 +1,142 @@
+"""From a root cause, or the error that ended an agent, to what Flyte and the user are told. Pure.
+
+A verdict is uploaded once, and the pods then exit 0. Its kind and its origin decide what Flyte does (v1.16,
+flytepropeller's ``executor.go``, ``isEligibleForRetry``):
+
+- NON_RECOVERABLE: the task fails.
+- RECOVERABLE, origin USER: another attempt if the task's ``retries`` allow one.
+- RECOVERABLE, origin SYSTEM: another attempt from the platform's own budget (three by default); none of ``retries``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
+from ..failures import ROWS, Failure, Payer, is_full, mistake
+from ..rank.outcome import Raised, RankOutcome
+from ..rank.outcome_text import describe
+from .disk import DiskLimit
+
+NOT_STARTED = "no rank was started"
+"""Why there is no restart after an error that keeps a node from beginning."""
+
+
+class Kind(str, Enum):
+    """Whether Flyte may try again."""
+
+    NON_RECOVERABLE = "non-recoverable"
+    RECOVERABLE = "recoverable"
+
+
+class Origin(str, Enum):
+    """Whose doing a failure is: it decides which budget another attempt is taken from."""
+
+    USER = "user"
+    SYSTEM = "system"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The one error of a failed job, as it is uploaded.
+
+    Attributes:
+        kind: whether Flyte may try again.
+        origin: whose doing it is.
+        code: its stable name: metrics and alerts are keyed on it.
+        error: what the user reads.
+        time_ns: when the root cause happened, in nanoseconds since the epoch.
+        decks: name and HTML of those that a failed rank left.
+        raised: the exception of the rank that is the root cause, if it raised one.
+    """
+
+    kind: Kind
+    origin: Origin
+    code: str
+    error: SafedistError
+    time_ns: int
+    decks: tuple[dict[str, str], ...] = ()
+    raised: Raised | None = None
+
+
+def of_error(error: SafedistError) -> Verdict | None:
+    """The verdict on an error that kept a job from running, or ended its agent.
+
+    None where the error says nothing about the job: it is the user's or a mistake (flytekit uploads it as it is), or
+    this process is fenced off: another one has taken its place, and it has no say.
+    """
+    if isinstance(error, FencedError) or not error.is_platforms:
+        return None
+    return Verdict(Kind.RECOVERABLE, Origin.SYSTEM, error.error_code, error, time.time_ns())
+
+
+def judge(
+    cause: RankOutcome,
+    reason: str,
+    *,
+    disk: str,
+    limit: DiskLimit | None,
+    returned: Sequence[int] = (),
+    nodes: int = 1,
+    earlier: Sequence[str] = (),
+) -> Verdict:
+    """What a job that failed with this root cause, and is not restarted any more, ends as.
+
+    Args:
+        cause: the root cause.
+        reason: why there is no further restart.
+        disk: what scratch held on the root cause's node, as text.
+        limit: how much ranks may write there, or None.
+        returned: ranks that had returned before, where the root cause is only the echo of a lost peer.
+        nodes: how many the job has: one has no network between nodes.
+        earlier: how the rounds before ended, in one line each.
+    """
+    end = cause.end
+    # An echo where somebody was gone: else native code of this rank's may have given up by itself.
+    failure = Failure.PEER_LOST if end.is_echo and returned else end.failure
+    row = ROWS[failure]
+    code = row.code or end.label
+    scratch = f"{'with no size limit' if limit is None else f'limited to {limit}'}: {disk}"
+    opening, hint = _opening(cause, failure, returned=returned, nodes=nodes)
+    text = f"{opening.format(rank=cause.rank, scratch=scratch)}{describe(cause)}"
+    text += "".join(f"\n\nBefore that, {line}." for line in earlier)
+    text += f"\n\nNot restarted in place: {reason}."
+    kind, origin = _BUDGETS[row.payer]
+    error: SafedistError = (RankKilledError if row.payer is Payer.FLYTE else RankFailedError)(text, hint=hint)
+    error.code = code
+    return Verdict(kind, origin, code, error, cause.time_ns, raised=cause.raised)
+
+
+_BUDGETS = {
+    Payer.NOBODY: (Kind.NON_RECOVERABLE, Origin.USER),
+    Payer.RETRIES: (Kind.RECOVERABLE, Origin.USER),
+    Payer.FLYTE: (Kind.RECOVERABLE, Origin.SYSTEM),
+}
+
+
+def _opening(cause: RankOutcome, failure: Failure, *, returned: Sequence[int], nodes: int) -> tuple[str, str]:
+    """What stands before the description of a failure, and the hint behind it."""
+    raised, row = cause.raised, ROWS[failure]
+    if failure is not Failure.FULL_SHARED_MEMORY and raised is not None and is_full(raised.errnos):
+        row = ROWS[Failure.FULL_DISK]  # also where it is an echo, or the user calls it recoverable
+    if failure is Failure.MISTAKE and raised is not None:
+        return "", (mistake(raised.message) or ("", False))[0]
+    if failure is Failure.PEER_LOST and returned:
+        return _RETURNED.format(returned=_listed(returned)), _RETURNED_HINT
+    waits = failure in (Failure.PEER_LOST, Failure.NOT_MET, Failure.TIMED_OUT) and nodes > 1
+    return row.opening, "; or ".join(filter(None, (row.hint, _NETWORK_HINT if waits else "")))
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+_RETURNED = "{returned} finished early, and the others then lost the connection to it. The first of them is:\n\n"
+_RETURNED_HINT = (
+    "let every rank take part in the same number of collective operations (uneven data: drop the last batch, or "
+    "torch's Join), or end the function with a barrier"
+)
+_NETWORK_HINT = "look at the network between the nodes (NCCL_DEBUG=INFO, the NIC's counters), and at their timeouts"

@@ -1,0 +1,129 @@
+"""What a node's agent does around the process that checks it. What that process meets there cannot be had here (a dead
+disk, no more processes): stand-ins of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist.agent import checks
+from flytekitplugins_safedist.agent.actions import StartRanks
+from flytekitplugins_safedist.agent.checks import Checked, Checks
+from flytekitplugins_safedist.config.options import Preflight, Timeouts
+from flytekitplugins_safedist.coordinator.books import Leader, Round
+from flytekitplugins_safedist.preflight.judge import NodeReport
+
+
+class Stuck:
+    """A process that the kernel cannot end."""
+
+    returncode = None
+    killed = False
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def wait(self, timeout: float | None = None) -> int:
+        assert timeout is not None, "waits for ever"
+        if self.killed or not self.over.wait(60):
+            raise subprocess.TimeoutExpired("probe", timeout)
+        self.returncode = 7
+        return 7
+
+
+class Node(Checks):
+    """Of node 1 of 2."""
+
+    def __init__(self, directory: Path, limit: float = 60.0) -> None:
+        self.told: Queue[Any] = Queue()
+        settings = SimpleNamespace(preflight=Preflight(timeout=limit), timeouts=Timeouts())
+        call = SimpleNamespace(variables={})
+        job = SimpleNamespace(number=0, attempt=SimpleNamespace(run_id="job"), ranks_environment={}, call=call)
+        place = SimpleNamespace(path=directory, orders=directory)
+        plan: Any = SimpleNamespace(settings=settings, job=job, scratch=place)
+        super().__init__(plan, self.told.put)
+
+
+def start(port: int) -> StartRanks:
+    values = {"MASTER_ADDR": "node-0", "MASTER_PORT": str(port)}
+    return StartRanks(Round(Leader(port, "a"), 0), 0, 1, 2, values, is_checks=True)
+
+
+def starting(monkeypatch: pytest.MonkeyPatch, start: Callable[..., object]) -> None:
+    monkeypatch.setattr(subprocess, "Popen", start)
+
+
+def text_of(checked: Checked) -> str:
+    (trouble,) = NodeReport.from_dict(json.loads(checked.report)).troubles
+    assert (trouble.subject, trouble.is_broken) == ("Checks", True)
+    return trouble.text
+
+
+def test_checks_that_cannot_start_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    starting(monkeypatch, refuse)
+    node = Node(tmp_path)
+    node.begin(start(1))
+    assert "could not start: BlockingIOError: [Errno 11] Resource" in text_of(node.told.get(timeout=60))
+    node.close()
+
+
+def test_checks_whose_start_hangs_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checks, "_LATE_SECONDS", 0.0)
+    released, late = threading.Event(), Stuck()
+
+    def hang(*_: object, **__: object) -> Stuck:
+        released.wait(60)
+        return late
+
+    starting(monkeypatch, hang)
+    node = Node(tmp_path, limit=0.01)
+    node.begin(start(1))
+    assert "hang: no answer in 0.01 s" in text_of(node.told.get(timeout=60))
+    node.close()
+    released.set()
+
+
+def test_a_process_that_cannot_be_ended_is_left(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node._process = process = Stuck()  # type: ignore[assignment]
+    node.close()
+    assert process.killed
+
+
+def test_of_two_rounds_only_the_newer_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A replaced node 0 may count its rounds anew: the number is the same."""
+    processes, started = [Stuck(), Stuck()], Queue[str]()
+
+    def open_process(*_: object, **options: Any) -> Stuck:
+        started.put(options["env"]["MASTER_PORT"])
+        return processes[int(options["env"]["MASTER_PORT"]) - 1]
+
+    starting(monkeypatch, open_process)
+    node, threads = Node(tmp_path), set(threading.enumerate())
+    node.begin(start(1))
+    assert started.get(timeout=60) == "1"
+    (old,) = [each for each in set(threading.enumerate()) - threads if each.name == "safedist-preflight"]
+    node.begin(start(2))
+    assert started.get(timeout=60) == "2"
+    processes[0].over.set()
+    old.join(60)
+    assert not old.is_alive()
+    assert processes[0].killed
+    assert node.told.empty()
+    processes[1].over.set()
+    assert "ended with status 7" in text_of(node.told.get(timeout=60))

@@ -1,0 +1,41 @@
+"""The leader's sign in the store, by which those who cannot reach the leader see whether it lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flytekitplugins_safedist.agent.leader_store import LeaderStore
+from flytekitplugins_safedist.coordinator.books import Leader
+from flytekitplugins_safedist.coordinator.sign import Sign
+from tests.harness.moto_s3 import BUCKET, S3
+
+
+class Access:
+    """flytekit's way to a store, as far as it is used."""
+
+    def __init__(self, filesystem: Any = None) -> None:
+        self._filesystem = filesystem
+
+    def get_filesystem_for_path(self, _address: str) -> Any:
+        return self._filesystem
+
+
+def put_twice_and_read(place: LeaderStore) -> None:
+    assert place.look().sign is None
+    for beat in (1, 2):
+        place.put(Sign(Leader(1, "node 0"), beat))
+        assert place.look().sign == Sign(Leader(1, "node 0"), beat)
+
+
+def test_a_sign_is_put_over_the_one_before_in_a_directory(tmp_path: Path) -> None:
+    put_twice_and_read(LeaderStore(str(tmp_path / "not" / "there"), Access(), lambda: False))  # type: ignore[arg-type]
+    assert len(list((tmp_path / "not" / "there").iterdir())) == 1
+
+
+def test_a_sign_is_put_over_the_one_before_in_s3(s3: S3) -> None:
+    import s3fs
+
+    s3.put("something", b"")  # the bucket is there
+    store = s3fs.S3FileSystem(key="test", secret="test", endpoint_url=s3.endpoint)
+    put_twice_and_read(LeaderStore(f"s3://{BUCKET}/attempt-0/", Access(store), lambda: False))  # type: ignore[arg-type]

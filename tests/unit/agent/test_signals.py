@@ -1,0 +1,23 @@
+"""How a signal comes into the agent's inbox."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+
+from flytekitplugins_safedist.agent import signals
+
+
+def test_a_signal_says_when_it_came_however_late_it_is_taken() -> None:
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    with signals.into(inbox, lambda _: 0.0):
+        before = time.monotonic()
+        os.kill(os.getpid(), signal.SIGTERM)
+        after = time.monotonic()
+        time.sleep(0.01)
+        signalled = inbox.get(timeout=30)
+    assert isinstance(signalled, signals.Signalled)
+    assert signalled == signal.SIGTERM
+    assert before <= signalled.at <= after
