@@ -58,6 +58,8 @@ def verdict_of(end: books.Verdict, job: Membership, limit: DiskLimit | None, kno
             return verdict.judge(
                 outcome, end.text, disk=disk, limit=limit, returned=end.returned, nodes=nodes, earlier=earlier
             )
+    if end.kind == "memory":
+        return verdict.of_full_memory(end.text)
     return verdict.of_error(_of_platform(end, job))
 
 
@@ -73,7 +75,7 @@ def _of_platform(end: books.Verdict, job: Membership) -> SafedistError:
         unfit = PreflightError(f"before the first rank: {end.text}", hint=hint)
         unfit.code = end.code
         return unfit
-    if end.kind in ("lost", "memory"):
+    if end.kind == "lost":
         return GroupClosedError(end.text)
     if end.nodes == ("0",) and job.link is not None:
         return job.link.missing_error()

@@ -73,6 +73,16 @@ def of_error(error: SafedistError) -> Verdict | None:
     return Verdict(Kind.RECOVERABLE, Origin.SYSTEM, error.error_code, error, time.time_ns())
 
 
+def of_full_memory(text: str) -> Verdict:
+    """The verdict on nodes that were lost, the last of them with its container's memory full: the kernel most likely
+    ended all of it, and left nobody to say so."""
+    row = ROWS[Failure.OUT_OF_MEMORY]
+    kind, origin = _BUDGETS[row.payer]
+    error = RankFailedError(text, hint="raise mem= in requests and limits, or use less: fewer ranks per node")
+    error.code = row.code
+    return Verdict(kind, origin, row.code, error, time.time_ns())
+
+
 def judge(
     cause: RankOutcome,
     reason: str,

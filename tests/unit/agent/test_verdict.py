@@ -12,7 +12,7 @@ import pytest
 
 from flytekitplugins_safedist.agent.disk import DiskLimit, Usage
 from flytekitplugins_safedist.agent.reports import cause_of, told_by
-from flytekitplugins_safedist.agent.verdict import Kind, Origin, Verdict, judge, of_error
+from flytekitplugins_safedist.agent.verdict import Kind, Origin, Verdict, judge, of_error, of_full_memory
 from flytekitplugins_safedist.coordinator.books import NO_ROUND, TEXT_BYTES
 from flytekitplugins_safedist.coordinator.messages import Status as NodeStatus
 from flytekitplugins_safedist.errors import (
@@ -213,6 +213,12 @@ def test_an_error_that_the_user_calls_recoverable_stays_so_when_the_disk_was_ful
 def test_a_mistake_that_would_repeat_is_not_the_platforms(error: SafedistError) -> None:
     assert not error.is_platforms
     assert of_error(error) is None
+
+
+def test_a_job_that_ends_for_lost_nodes_whose_memory_was_full_is_out_of_memory() -> None:
+    end = of_full_memory("node 1: no sign of life; its memory was full (99.0 GiB of 100.0 GiB in use)")
+    assert (end.kind, end.origin, end.code) == (*USERS_RETRIES, "USER:OutOfMemory")
+    assert "99.0 GiB of 100.0 GiB" in str(end.error)
 
 
 def test_the_rounds_before_are_told_in_a_line_each() -> None:
