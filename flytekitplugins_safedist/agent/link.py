@@ -297,7 +297,9 @@ class Link:
             return
         self._told = now
         waited = now - self._since
-        times = f"{waited:.0f} s, {max(0.0, self._timeout - waited):.0f} s more at most"
+        left = self._timeout - waited
+        ends = f"{left:.0f} s more at most" if left > 0 else "until the store can be read: it may say how the job ended"
+        times = f"{waited:.0f} s, {ends}"
         awaits = f"Kubernetes may be waiting for {missing.awaits}"
         self._log(f"waiting for {self._who} for {times} ({missing.seen}); {awaits}")
 
