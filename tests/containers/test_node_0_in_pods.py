@@ -119,7 +119,7 @@ def test_node_0_is_lost_while_ranks_stand_at_a_point(job: Make, case: Case, pods
     now = standing(pods_gate, case.ranks, after=-1)
     for _ in range(case.times):
         # Before they have given the round up, a node 0 that comes back loses nothing.
-        loss = case.loss(first, saying(others, "the job's coordinator is lost"))
+        loss = case.loss(first, saying(others, "node 0 is lost, and with it the round"))
         loss.happen()
         loss.come_back()
         now = standing(pods_gate, case.ranks, after=now)

@@ -93,7 +93,7 @@ def test_a_node_that_comes_later_than_30_s_is_waited_for(job: Make) -> None:
     late = job("torch_2x2", steps=20)  # no backend has a part in it: the agents wait, before there are ranks
     first, second = late.pods
     first.start()
-    first.says("more at most (not there yet)")  # after 30 s, where libraries' own deadlines would be over
+    first.says("more at most")  # after 30 s, where libraries' own deadlines would be over
     assert first.runs
     second.start()
     succeeded(late, late.wait(SOON))
