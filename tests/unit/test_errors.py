@@ -24,8 +24,14 @@ def every_class() -> list[type[SafedistError]]:
         importlib.import_module(module.name)
     found: list[type[SafedistError]] = [SafedistError]
     for cls in found:
-        found.extend(sub for sub in cls.__subclasses__() if sub not in found and sub.__module__.startswith("flytekitp"))
+        found.extend(sub for sub in cls.__subclasses__() if sub not in found and is_in_its_module(sub))
     return found
+
+
+def is_in_its_module(cls: type) -> bool:
+    """Whether it is ours and has a name: what is made for one exception of a user (``plugin/users_error``) has none."""
+    is_ours = cls.__module__.startswith(flytekitplugins_safedist.__name__)
+    return is_ours and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
 
 
 def an(cls: type[SafedistError]) -> SafedistError:
