@@ -209,6 +209,8 @@ class NodePolicy:
         """This process was told to stop *at* some moment; ``stays``: for a save by all ranks, where they run. A leader
         that uploads does that first."""
         self._wake(now)
+        if self._verdict is not None:
+            self._out.append(Say(f"{why}: the upload is finished first"))
         if self._verdict is not None or self._exit is not None or self._stay is not None:
             return self._acts(now)
         if stays and self.status.phase == "running" and self._cut is None and self.rules.preemption > 0:

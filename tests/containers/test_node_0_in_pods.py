@@ -162,7 +162,7 @@ def test_node_0_is_lost_while_it_uploads_the_outputs(job: Make, case: Case, pods
     loss = case.loss(first, saying(others))
     with going.store_down():
         pods_gate.let_go(case.ranks)
-        first.says("trying again in")
+        first.says("cannot be put into the store")
         loss.happen()
     loss.come_back()
     standing(pods_gate, case.ranks, after=now)
@@ -180,7 +180,7 @@ def test_sigterm_while_rank_0_uploads_waits_for_the_upload(job: Make, pods_gate:
     standing(pods_gate, case.ranks, after=-1)
     with going.store_down():
         pods_gate.let_go(case.ranks)
-        first.says("trying again in")
+        first.says("cannot be put into the store")
         first.signal(signal.SIGTERM)
         first.says("the upload is finished first")
     goes_on(going, case)
@@ -194,7 +194,7 @@ def test_a_node_0_that_comes_back_after_the_upload_changes_nothing(job: Make, po
     standing(pods_gate, case.ranks, after=-1)
     with going.store_down():
         pods_gate.let_go(case.ranks)
-        first.says("trying again in")
+        first.says("cannot be put into the store")
         other.says("waiting until node 0 has uploaded")
         freeze(other.container)
     # Node 0 now stays for the other to read the end, which it cannot.
@@ -231,7 +231,7 @@ def test_node_0_is_lost_while_it_uploads_the_users_error(job: Make, pods_gate: G
     loss = Deleted(first, saying(others))
     with failing.store_down():
         pods_gate.let_go(3)
-        first.says("trying again in")
+        first.says("cannot be put into the store")
         loss.happen()
         loss.noticed()
     loss.come_back()

@@ -211,7 +211,7 @@ def test_a_store_that_is_down_for_a_moment_during_the_upload_loses_nothing(job: 
     pods_gate.heard(4)
     with going.store_down():
         pods_gate.let_go(4)
-        first.says("trying again in")
+        first.says("cannot be put into the store")
     succeeded(going, going.wait(SOON))
 
 
@@ -225,7 +225,7 @@ def test_a_store_that_stays_down_during_the_upload_leaves_the_job_to_be_done_aga
         pods_gate.let_go(4)
         undecided = first.wait(within=SOON)
     assert undecided.codes[0] == 137
-    assert "FlyteUploadDataException" in undecided.log
+    assert "the store is away" in undecided.log
     assert failing.uploaded == []
     pods_gate.heard(4)
     pods_gate.let_go(8)
@@ -242,7 +242,7 @@ def test_a_node_that_is_killed_after_its_ranks_have_finished_neither_loses_nor_r
     pods_gate.heard(4)
     with going.store_down():
         pods_gate.let_go(4)
-        first.says("trying again in")
+        first.says("cannot be put into the store")
         second.says("waiting until node 0 has uploaded")
         second.signal(signal.SIGKILL)
         second.wait(within=SOON)
