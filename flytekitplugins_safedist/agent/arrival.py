@@ -37,7 +37,6 @@ from .leader_store import RENEW_SECONDS, LeaderStore, NoStore
 from .loop import Loop
 from .membership import Membership
 from .rank_set import KILL_SECONDS, SETTLE_SECONDS
-from .verdict import NOT_STARTED, Verdict, judge
 
 logger = logging.getLogger(__name__)
 
@@ -122,39 +121,30 @@ def _of_node(flyte: task_context.FlyteSnapshot) -> str:
     return f"{flyte.execution_id[2]}-{hashlib.sha256(of_node.encode()).hexdigest()[:8]}"
 
 
-def of_no_task(error: Exception, environment: Mapping[str, str]) -> Verdict | None:
-    """Deal with a task that has no inputs here, or with a pod that is not as it was registered.
+def of_no_task(error: Exception, environment: Mapping[str, str]) -> None:
+    """Deal with a task that has no inputs here, or with a pod that is not as it was registered: where this returns, the
+    error is for this node to upload.
 
     Args:
         error: why this node cannot begin.
         environment: its variables.
 
-    Returns:
-        What this node is to upload, the same whether one node cannot begin or all; None for a task that is none of
-        ours, or where nobody knows which node this is: it says what it knows.
-
     Raises:
         SystemExit: another node uploads (code 0); or this node alone is in trouble, or cannot tell anybody (code 1).
     """
     attempt = _attempt(environment)
-    if attempt is None:
-        return None
-    verdict = judge(_outcome(error, attempt.topology), NOT_STARTED, disk="", limit=None)
-    if attempt.topology.max_nodes == 1:
-        return verdict
+    if attempt is None or attempt.topology.max_nodes == 1:
+        return  # a task that is none of ours, or nobody knows which node this is: it says what it knows
     try:
         uploads = arrive_with(error, attempt)
     except SafedistError as trouble:
         if attempt.topology.node_rank == 0 and not isinstance(trouble, NodeLostError):
-            return (
-                verdict  # it is node 0's to upload, though the others could not be told; but not where the job goes on
-            )
+            return  # node 0's to upload, though the others could not be told; but not where the job goes on
         lastwords.keep(error)
         logger.info(f"this node cannot begin: {named(error)}; and that does not end the job: {trouble}")
         raise SystemExit(_EXIT_INFRASTRUCTURE) from error
     if not uploads:
         raise SystemExit(0) from error
-    return verdict
 
 
 def _attempt(environment: Mapping[str, str]) -> Attempt | None:
