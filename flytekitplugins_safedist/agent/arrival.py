@@ -188,7 +188,7 @@ def arrive_with(error: Exception, attempt: Attempt) -> bool:
     """
     place, rules = attempt.topology, attempt.rules()
     at = NodeStatus(rules.job, "", place.node_rank, 0.0, socket.gethostname(), place.machine)
-    cannot = reports.cause_of(_outcome(error, place), NO_ROUND, at)
+    cannot = reports.cause_of(_outcome(error, place), NO_ROUND, at, limit=rules.text_bytes)
     job = Membership(rules, place, attempt.store(), say=logger.info, cannot=cannot)
     uploads = False
     try:

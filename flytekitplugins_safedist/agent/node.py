@@ -42,9 +42,6 @@ from .verdict import NOT_STARTED, judge
 
 logger = logging.getLogger(__name__)
 
-_ALONE_BYTES = 1 << 16
-"""Of a failure's text, where no other node gets it."""
-
 _MEMORY_SECONDS = 1.0
 """Between two looks at the container's memory."""
 
@@ -184,8 +181,8 @@ class NodeAgent(Loop):
             raise cannot_do_its_part(judge(found, NOT_STARTED, disk="", limit=None).error, self._job.place)
         scratch_counts = found.raised is not None and is_full(found.raised.errnos)
         disk = str(ranks.usage(self.plan.scratch)) if scratch_counts else ""
-        status, limits = self.policy.status, {"limit": _ALONE_BYTES} if self._job.rules.is_alone else {}
-        cause = cause_of(found, status.round, status, disk=disk, **limits)
+        status = self.policy.status
+        cause = cause_of(found, status.round, status, limit=self._job.rules.text_bytes, disk=disk)
         self._act(self.policy.on_failure(cause, time.monotonic()))
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from ..coordinator.books import TEXT_BYTES, Cause, Round
+from ..coordinator.books import Cause, Round
 from ..coordinator.messages import Status
 from ..rank.outcome import RankOutcome
 from ..rank.outcome_text import how
@@ -38,7 +38,7 @@ class Report:
     """The same in a local run, as a file."""
 
 
-def cause_of(outcome: RankOutcome, round_: Round, at: Status, *, disk: str = "", limit: int = TEXT_BYTES) -> Cause:
+def cause_of(outcome: RankOutcome, round_: Round, at: Status, *, limit: int, disk: str = "") -> Cause:
     """A failure, as all nodes know it.
 
     Args:

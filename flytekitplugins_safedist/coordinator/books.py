@@ -16,9 +16,6 @@ from mashumaro.mixins.dict import DataClassDictMixin
 from ..texts import human
 from .rules import Rules
 
-TEXT_BYTES = 8 << 10
-"""Of a cause's text, at most: every node gets it."""
-
 _STANDSTILL = 3
 """Rounds in a row that fail without having come further, after which the job ends."""
 
@@ -81,8 +78,8 @@ class Cause(DataClassDictMixin):
         round: in which; :data:`NO_ROUND` where the node can start no rank at all.
         rank: of the job; -1 for the node itself.
         name: of the exception, or of the end.
-        text: all that is to be said of it, as the node's agent has written it; at most :data:`TEXT_BYTES`. "" in the
-            books of a job that has begun another round since.
+        text: all that is to be said of it, as the node's agent has written it; at most :attr:`.Rules.text_bytes`. ""
+            in the books of a job that has begun another round since.
         time_ns: when, in nanoseconds since the epoch, by its node's clock.
         echo: how far it is from a cause of its own; 0 for one.
         repeats: it would come again: no restart is spent on it.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_LEAST_TEXT, _MOST_TEXT, _ALL_TEXTS = 8 << 10, 64 << 10, 32 << 20
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -53,6 +55,11 @@ class Rules:
     def is_alone(self) -> bool:
         """There is one node: nobody else can lead the job, and nothing is asked of the store before the upload."""
         return self.max_nodes == 1
+
+    @property
+    def text_bytes(self) -> int:
+        """Of a cause's text, at most: every node gets it, and the leader sends all of them at once."""
+        return max(_LEAST_TEXT, min(_MOST_TEXT, _ALL_TEXTS // self.max_nodes))
 
     @property
     def patience(self) -> float:

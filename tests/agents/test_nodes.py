@@ -50,6 +50,11 @@ def test_an_exception_on_node_1_is_the_one_error_that_node_0_uploads_when_the_bu
     assert "all 1 restart(s) of max_restarts are spent" in uploaded_error(first).message
 
 
+def test_a_long_text_of_node_1_arrives_whole(warm, tmp_path):
+    first, _ = Job(warm, tmp_path, "torch", "raise long").run()
+    assert "a layer, " * 1_200 in uploaded_error(first).message
+
+
 def test_a_recoverable_exception_on_node_1_stays_recoverable(warm, tmp_path):
     first, second = Job(warm, tmp_path, "torch", "recoverable").run()
     assert (first.code, second.code) == (0, 0)

@@ -25,6 +25,8 @@ def happen(how: str) -> None:
         return
     if how == "raise" or (how == "raise once" and me.round == 0):
         raise ValueError("no learning rate")
+    if how == "raise long":  # as long as what compilers of graphs say, and repeated in the traceback
+        raise ValueError("a layer, " * 1_200)
     if how == "recoverable":
         raise FlyteRecoverableException("try me again")
     if how == "import":

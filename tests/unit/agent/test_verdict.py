@@ -13,7 +13,7 @@ import pytest
 from flytekitplugins_safedist.agent.disk import DiskLimit, Usage
 from flytekitplugins_safedist.agent.reports import cause_of, told_by
 from flytekitplugins_safedist.agent.verdict import Kind, Origin, Verdict, judge, of_error, of_full_memory
-from flytekitplugins_safedist.coordinator.books import NO_ROUND, TEXT_BYTES
+from flytekitplugins_safedist.coordinator.books import NO_ROUND
 from flytekitplugins_safedist.coordinator.messages import Status as NodeStatus
 from flytekitplugins_safedist.errors import (
     ConfigError,
@@ -235,7 +235,9 @@ def test_a_ghost_has_no_say() -> None:
 @pytest.mark.parametrize(("message", "step"), [(ASSERT, 5), (ECC, -1)])
 def test_a_broken_gpus_step_is_no_place_in_the_code(message, step):
     """The same again at the same step would count as the code's or the data's, for which no restart is spent."""
-    assert cause_of(replace(failed(of=raised("RuntimeError", message)), step=5), NO_ROUND, NODE).step == step
+    assert (
+        cause_of(replace(failed(of=raised("RuntimeError", message)), step=5), NO_ROUND, NODE, limit=8000).step == step
+    )
 
 
 NODE = NodeStatus("job", "a", 0, 1.0, "here", "machine")
@@ -243,8 +245,8 @@ NODE = NodeStatus("job", "a", 0, 1.0, "here", "machine")
 
 def test_a_failure_is_told_in_one_text_that_fits_and_is_read_again():
     long = failed(of=raised("RuntimeError", "ü" * 100_000))
-    cause = cause_of(long, NO_ROUND, NODE, disk="2 GiB")
-    assert len(cause.text.encode()) <= TEXT_BYTES
+    cause = cause_of(long, NO_ROUND, NODE, limit=8000, disk="2 GiB")
+    assert 4000 < len(cause.text.encode()) <= 8000
     read, disk = told_by(cause)
     assert (read.rank, read.raised.type, disk) == (long.rank, "RuntimeError", "2 GiB")
     assert (cause.machine, cause.where) == ("machine", "node 0 (host here, Kubernetes node machine)")
