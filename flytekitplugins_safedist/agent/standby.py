@@ -25,6 +25,8 @@ from ..rank_server.launch import Launched, launch, path_for_libraries
 IDLE_SECONDS = 300.0
 """What it has imported takes some hundred MiB."""
 
+_SAYS = (".dist-info", ".egg-info", ".egg-link", ".pth")
+
 _LIMITS = sorted(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
@@ -85,12 +87,25 @@ def _surroundings() -> Any:
     path = path_for_libraries(sys.path)
     status = Path("/proc/self/status").read_text().splitlines()
     return (
-        [(each, Path(each).stat().st_mtime_ns if Path(each).exists() else 0) for each in path],
+        [(each, _installed(each)) for each in path],
         [resource.getrlimit(limit) for limit in _LIMITS],
         [line for line in status if line.startswith("Umask:")],
         os.sched_getaffinity(0),
         os.getpriority(os.PRIO_PROCESS, 0),
     )
+
+
+def _installed(directory: str) -> list[tuple[str, int]]:
+    """What an installer has put there, and when it wrote what it says of that. Not the directory's own time: Python
+    changes that as it writes bytecode."""
+    if not os.path.isdir(directory):  # noqa: PTH112  (a zip file may be on the path)
+        return []
+    with os.scandir(directory) as entries:
+        names = [entry for entry in entries if entry.name != "__pycache__"]
+        return sorted(
+            (each.name, each.stat(follow_symlinks=False).st_mtime_ns if each.name.endswith(_SAYS) else 0)
+            for each in names
+        )
 
 
 def _launched(environment: Mapping[str, str]) -> Launched:
