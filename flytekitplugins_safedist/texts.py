@@ -62,6 +62,11 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {said(error)}"
 
 
+def cut(text: str, most: int) -> str:
+    """A text of at most about so many characters: of a longer one its begin and its end."""
+    return text if len(text) <= most else f"{text[: most // 2]}\n... [cut] ...\n{text[len(text) - most // 2 :]}"
+
+
 def human(size: int) -> str:
     """Bytes for people: ``1.5 GiB``."""
     value = float(size)

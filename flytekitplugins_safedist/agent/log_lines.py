@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import sys
 import threading
 import time
@@ -38,6 +39,9 @@ KEPT_BYTES = 16 << 20
 
 _FREED_AT_ONCE = 4 << 20
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # linux/falloc.h
+
+_CURSOR = re.compile(rb"\x1b\[[0-9;]*[A-HJKf]")
+"""What moves a terminal's cursor or clears a line."""
 
 DRAIN_SECONDS = 60.0
 """How long ranks' output may go on being passed on when they have ended: a reader that has stopped must not keep the
@@ -168,8 +172,9 @@ class LogFollower:
         if len(followed.partial) > _MAX_LINE:
             lines.append(followed.partial)
             followed.partial = b""
-        if lines or bar:
-            self._write("".join(self._shown(followed, line) for line in [*lines, *bar]))
+        shown = [self._shown(followed, line) for line in [*lines, *bar] if not _is_of_bars(line)]
+        if shown:
+            self._write("".join(shown))
         followed.passed = followed.offset - len(followed.partial)
         _free(followed)
         return bool(text)
@@ -230,9 +235,15 @@ def _size(path: Path) -> int:
         return 0
 
 
+def _is_of_bars(line: bytes) -> bool:
+    """Whether a line is only there to move the cursor."""
+    return b"\x1b[" in line and not printable(line).strip()
+
+
 def printable(line: bytes) -> str:
-    """A line as a person at a terminal would see it in the end: progress bars overwrite themselves with ``\\r``."""
-    return line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
+    """A line as a person at a terminal would see it in the end: progress bars overwrite themselves with ``\\r``, and
+    nested ones move the cursor up and down, which a log has not."""
+    return _CURSOR.sub(b"", line.rstrip(b"\r").rsplit(b"\r", 1)[-1]).decode("utf-8", "replace")
 
 
 def tail(path: Path, lines: int) -> tuple[str, ...]:

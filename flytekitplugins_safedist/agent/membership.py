@@ -117,10 +117,10 @@ class Membership:
         elif self.link is not None:
             self.link.put(picture.frame())
 
-    def note(self, text: Callable[[], str]) -> None:
+    def note(self, text: str) -> None:
         """Send node 0 the record of this node's part in the run; there it is already."""
         if self.link is not None:
-            self.link.put(Note(text(), self.link.behind.least).frame())
+            self.link.put(Note(text, self.link.behind.least).frame())
 
     def notes(self) -> list[tuple[str, Offset]]:
         """What other nodes have sent so, where this is node 0, and what to add to their times for this node's."""

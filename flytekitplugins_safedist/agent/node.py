@@ -23,6 +23,8 @@ from ..hangs import picture
 from ..meeting import own_address
 from ..rank.backends.torch import LOOPBACK
 from ..rank.outcome import RankOutcome, root_cause
+from ..rank.outcome_text import how
+from ..record.run import JobCosts, RunRecord
 from . import memory, scratch, signals
 from .actions import Blame, CallRanks, EndRanks, Exit, MakeOffer, SaveAt, StartRanks, TakePicture, Upload
 from .checks import Checked, Checks
@@ -36,7 +38,6 @@ from .prepare import NodePlan
 from .rank_set import Ranks
 from .reports import Report, cause_of
 from .saving import RoundSaving
-from .seen import RunSeen
 from .signals import Signalled, StacksWanted
 from .verdict import NOT_STARTED, judge
 
@@ -67,7 +68,7 @@ class NodeAgent(Loop):
         super().__init__(job, say)
         self.plan = plan
         self.report = Report()
-        self.seen = RunSeen(plan, job, self.policy)
+        self.record = RunRecord(plan.run, hosts=lambda: job.leads, send=job.note, others=job.notes, course=self._costs)
         self._show = show
         self._ranks: Ranks | None = None
         self._saving: RoundSaving | None = None
@@ -128,7 +129,7 @@ class NodeAgent(Loop):
 
     # --- what becomes of the ranks ------------------------------------------------------------------------------------
     def _watch(self) -> None:
-        self.seen.look(self._ranks)
+        self.record.look(self._ranks.views if self._ranks is not None else list)
         self._look_at_memory()
         self._carry_out()
         ranks, start = self._ranks, self._start
@@ -198,7 +199,7 @@ class NodeAgent(Loop):
         return number > 0 and self.report.rounds == 1 and found.raised is not None and not found.seconds
 
     def _return(self, ranks: Ranks) -> None:
-        self.seen.over(ranks)
+        self.record.over(ranks.views)
         for phase in ("import", "inputs", "function", "outputs"):
             seconds = [outcome.seconds.get(phase, 0.0) for outcome in ranks.outcomes()]
             self.report.seconds[phase] = max(seconds, default=0.0)
@@ -227,8 +228,8 @@ class NodeAgent(Loop):
         checked, self._checked = self._checked, 0.0
         earlier = [each.why for each in self.policy.books.outcomes if each.round < start.round]
         if earlier:
-            self.seen.why(earlier[-1])
-        self.seen.begins(start, checked)
+            self.record.why(earlier[-1])
+        self.record.begins(start.number, start.node_rank, nnodes=start.size, checked=checked)
         output = {"show": self._show, "say": self._say, "warn": logger.warning}
         ranks = Ranks(plan.server, plan.order, orders(start, plan), plan.settings, gpus=plan.gpus, **output)
         self._ranks = ranks
@@ -241,7 +242,7 @@ class NodeAgent(Loop):
             server=plan.server,
             hangs=plan.settings.hangs,
             tell=lambda seconds, urgent: self._act(self.policy.on_stall(seconds, time.monotonic(), is_urgent=urgent)),
-            leave=self.seen.leave,
+            leave=self.record.leave,
         )
 
     def _end_ranks(self, *, shows_stacks: bool = False) -> None:
@@ -258,7 +259,7 @@ class NodeAgent(Loop):
             if found is not None:
                 self.report.decks = ranks.decks()
             returned = tuple(ranks.returned())
-            self.seen.over(ranks, found)
+            self.record.over(ranks.views, "" if found is None else f"rank {found.rank}: {how(found)}")
         self._close_round()
         self._act(self.policy.on_quiet(returned, time.monotonic()))
 
@@ -278,7 +279,7 @@ class NodeAgent(Loop):
         if ranks is not None:
             self._forks = self._forks and not ranks.to_be_fresh
             ranks.stop()
-            self.seen.over(ranks)
+            self.record.over(ranks.views)
 
     def _offer(self, offer: MakeOffer) -> None:
         """A port that is kept free for the next round's ranks, and what their backend opens."""
@@ -300,6 +301,11 @@ class NodeAgent(Loop):
         if self.policy.status.round == checked.round:
             self._checked += checked.seconds
             self._act(self.policy.on_return((), time.monotonic(), checked.report))
+
+    def _costs(self) -> JobCosts:
+        books, most = self.policy.books, self.policy.rules.max_restarts
+        restarts = [books.restart_text(each, most) for each in books.restarts]
+        return JobCosts(restarts, [each.why for each in books.losses])
 
     # --- hangs --------------------------------------------------------------------------------------------------------
     def _take_picture(self, look: int) -> None:

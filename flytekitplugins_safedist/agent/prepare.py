@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +24,12 @@ from ..hangs.gpus import GpuWatch
 from ..rank import backends, literals, task_context
 from ..rank.order import JobOrder, TaskSource
 from ..rank.places import JobScratch
+from ..rank.shared_inputs import amount
 from ..rank_server.cleanup import remove
 from ..rank_server.client import RankServer
 from ..rank_server.scan import Scan, scan
+from ..record.run import Run
+from ..record.run_page import ConsoleDeck
 from ..texts import human
 from . import arrival, disk, memory, scratch, standby
 from .disk import DiskLimit
@@ -124,6 +129,19 @@ class Job:
         flyte = self.attempt.flyte
         return flyte.task_id[3] if flyte.task_id else ""
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of this node's metrics, with OpenTelemetry's names."""
+        node = self.attempt.topology.node_rank
+        return {
+            "service.name": self.call.name,
+            "host.name": socket.gethostname(),
+            "safedist.execution": self.attempt.flyte.execution_id[2],
+            "safedist.task": self.call.name,
+            "safedist.attempt": str(self.number),
+            **({} if node is None else {"safedist.node": str(node)}),
+        }
+
 
 @dataclass
 class Scratched:
@@ -168,6 +186,27 @@ class NodePlan:
     def scratch(self) -> JobScratch:
         """The job's directory on this node."""
         return self.scratched.job
+
+    @property
+    def run(self) -> Run:
+        """For its record."""
+        job, call, flyte = self.job, self.job.call, self.job.attempt.flyte
+        has_deck, prefix = self.settings.decks is not None, flyte.output_metadata_prefix
+        is_shown = not job.is_local and has_deck
+        return Run(
+            call.name,
+            is_local=job.is_local,
+            has_deck=has_deck,
+            console=ConsoleDeck(prefix, flyte.raw_output_prefix) if is_shown and prefix is not None else None,
+            environment=job.ranks_environment,
+            terminal=call.environment,
+            metrics=self.settings.metrics,
+            labels=job.labels,
+            gpus=self.gpus.usage,
+            inputs=partial(amount, self.scratch.inputs),
+            prepared=self.seconds,
+            nproc_per_node=self.settings.nproc_per_node,
+        )
 
     def loss_of_all(self) -> str | None:
         """What an out-of-memory kill means here, where it ends the whole container; else None."""

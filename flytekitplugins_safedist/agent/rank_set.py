@@ -13,13 +13,14 @@ from ..errors import LaunchError, SafedistError, ScratchError
 from ..failures import Failure, speaks_of_timeout
 from ..hangs import picture, stacks
 from ..hangs.gpus import GpuWatch
-from ..rank import literals, shared_page
+from ..rank import literals, outcome_text, shared_page
 from ..rank.order import JobOrder, RankOrder
 from ..rank.outcome import Raised, RankOutcome, Status
 from ..rank.places import JobScratch, RankFiles
 from ..rank.shared_page import AgentPage
 from ..rank_server import cleanup
 from ..rank_server.client import EndedRank, RankServer
+from ..record.run import RankView
 from ..texts import human
 from . import disk, log_lines, memory, scratch
 from .rank_gpus import RankGpus
@@ -28,7 +29,7 @@ SETTLE_SECONDS = 3.0
 """How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
 
 _SLOW_SECONDS = 5.0
-"""An import that takes longer is told."""
+"""An import that takes longer is told, and an end."""
 
 KILL_SECONDS = 30.0
 """That the kernel has to end ranks that SIGKILL was sent to."""
@@ -95,6 +96,7 @@ class Ranks:
         self._slow_after: float | None = None
         self._stopping_since_ns: int | None = None
         self._all_reported: float | None = None
+        self._linger_after: float | None = None
         self._start_deadline: float | None = None
         self._memory_before = memory.cgroup()
         self._stacks: dict[int, str] = {}
@@ -162,6 +164,27 @@ class Ranks:
         """What the agent shares with each rank, by rank, once they are started."""
         return {member.order.context.rank: member.page for member in self._members}
 
+    def views(self) -> list[RankView]:
+        """Each rank, for the record of the run; none before they are started."""
+        return [self._view(member) for member in self._members]
+
+    def _view(self, member: _Member) -> RankView:
+        page, outcome = member.page, member.outcome
+        runs = member.running and outcome is None
+        boot = time.monotonic() - time.time()
+        return RankView(
+            member.order.context.rank,
+            page.summary,
+            how="running" if outcome is None else outcome_text.how(outcome),
+            until=time.monotonic() if outcome is None else outcome.time_ns / 1e9 + boot,
+            profile=member.order.files.profile,
+            steps=page.steps.told[0],
+            step=page.steps.step,
+            steps_to_come=page.steps_to_come,
+            resident=memory.resident(member.pid) if runs and member.begun else None,
+            debugged=lambda: page.debugged,
+        )
+
     @property
     def failed(self) -> bool:
         """Whether any rank has failed, whether or not its process has ended."""
@@ -176,7 +199,12 @@ class Ranks:
         lingering = [member for member in self._members if member.running]
         if not lingering:
             return True
-        self._all_reported = self._all_reported or time.monotonic()
+        if self._all_reported is None:
+            self._all_reported, self._linger_after = time.monotonic(), time.monotonic() + _SLOW_SECONDS
+        if self._linger_after is not None and time.monotonic() > self._linger_after:
+            self._linger_after = None
+            listed = ", ".join(f"{each.order.context.rank} (process {each.pid})" for each in lingering)
+            self._say(f"rank(s) {listed} have returned, and not ended: a thread or an exit handler of theirs goes on")
         if time.monotonic() - self._all_reported > self._settings.timeouts.exit:
             ranks = ", ".join(str(member.order.context.rank) for member in lingering)
             self._warn(

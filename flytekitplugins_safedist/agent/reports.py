@@ -10,6 +10,7 @@ from ..coordinator.messages import Status
 from ..rank.outcome import RankOutcome
 from ..rank.outcome_text import how
 from ..rank.places import RankFiles
+from ..record.run import Shown
 from ..texts import encodable
 from .verdict import Verdict
 
@@ -32,10 +33,8 @@ class Report:
     verdict: Verdict | None = None
     decks: tuple[dict[str, str], ...] = ()
     """Of a rank that failed."""
-    page: str = ""
-    """Of the run, for Flyte's deck; on the node that uploads."""
-    page_file: str = ""
-    """The same in a local run, as a file."""
+    shown: Shown = field(default_factory=Shown)
+    """The page of the run; on the node that uploads."""
 
 
 def cause_of(outcome: RankOutcome, round_: Round, at: Status, *, limit: int, disk: str = "") -> Cause:

@@ -111,11 +111,11 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
         say=say,
     )
     agent = NodeAgent(plan, joined, show=to_stdout, say=say)
-    held.callback(agent.seen.close)
+    held.callback(agent.record.close)
     try:
         is_ours = _to_the_end(agent, joined)
         if is_ours:
-            agent.seen.show(agent.report, say)
+            _show(agent)
     except BaseException as error:
         # This place stays free for the pod that takes it. Where a job ends in order, it has left, or stays until the
         # upload is done (:mod:`.ending`).
@@ -124,13 +124,20 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
         if verdict is not None and ending.is_the_end(verdict.error, place):
             stopping.finish()
             agent.report.verdict, agent.report.result = verdict, None
-            agent.seen.show(agent.report, say)
+            _show(agent)
             return agent.report, True
         uploads_here = place.max_nodes == 1 or not place.node_rank
         if uploads_here or not isinstance(error, SafedistError) or error.is_platforms:
             raise
         raise ending.cannot_do_its_part(error, place) from error
     return agent.report, is_ours
+
+
+def _show(agent: NodeAgent) -> None:
+    """Make the page of the run."""
+    verdict = agent.report.verdict
+    failure = {} if verdict is None else {"code": verdict.code, "cause": str(verdict.error)}
+    agent.report.shown = agent.record.show(say, **failure)
 
 
 def _to_the_end(agent: NodeAgent, joined: Membership) -> bool:
@@ -167,7 +174,7 @@ def driven(agent: NodeAgent) -> Finish:
 
 
 def _result(report: Report) -> Done | Verdict:
-    first = ({"name": run_page.NAME, "html": report.page},) if report.page else ()
+    first = ({"name": run_page.NAME, "html": report.shown.page},) if report.shown.page else ()
     if report.verdict is not None:
         return replace(report.verdict, decks=(*first, *report.decks))
     if report.result is None:
@@ -200,7 +207,7 @@ def _end_line(report: Report, preparing: float) -> str:
 
 
 def _where(report: Report) -> str:
-    return f"; the record of this run: {report.page_file}" if report.page_file else ""
+    return f"; the record of this run: {report.shown.file}" if report.shown.file else ""
 
 
 def is_ctrl_c(error: SafedistError) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import envvars
@@ -109,6 +110,25 @@ def process_groups() -> list[tuple[str, list[int], list[str]]]:
         (str(name), sorted(ranks.get(group, ())), _backends_in(str(configs.get(group, ""))))
         for group, name in list(names.items())
     ]
+
+
+def call_at_groups(meet: Callable[[], object]) -> None:
+    """Have something called when this process makes a process group, where torch.distributed is imported by now.
+
+    Raises:
+        IncompatibleVersionError: torch makes them in another way.
+    """
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    if module is None:
+        return
+    make = lookup(module, "_new_process_group_helper", of="torch")
+
+    @functools.wraps(make)
+    def makes(*arguments: Any, **more: Any) -> Any:
+        meet()
+        return make(*arguments, **more)
+
+    module._new_process_group_helper = makes  # type: ignore[attr-defined]
 
 
 def _backends_in(config: str) -> list[str]:

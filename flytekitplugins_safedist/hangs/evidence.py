@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..compat import torch as torch_inside
@@ -43,14 +43,17 @@ class Evidence:
         file = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(SIGNAL, file=file, all_threads=True)
         self._socket: Path | None = None
+        self._meet: Callable[[], object] = bool
         self._served = False
         self._begins = threading.Event()
         threading.Thread(target=self._run, name="safedist-evidence", daemon=True).start()
         # Threads of libraries, and processes that this one starts, inherit it.
         signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
 
-    def follow(self, socket: Path) -> None:
-        """Have torch answer at a socket, as soon as it is imported, and note groups in :func:`groups_file`."""
+    def follow(self, socket: Path, meet: Callable[[], object] = bool) -> None:
+        """Have torch answer at a socket, as soon as it is imported, note groups in :func:`groups_file`, and say that
+        there is one."""
+        self._meet = meet
         self._served = torch_inside.has_worker_server() and _serve_silently(socket)
         self._socket = socket
         self._begins.set()
@@ -63,6 +66,8 @@ class Evidence:
             if not self._served and torch_inside.has_worker_server():
                 self._served = _serve(self._socket)
             text = _groups()
+            if text:
+                self._meet()
             if text != before and _written(groups_file(self._socket), text):
                 before = text
             time.sleep(_LOOK_SECONDS)

@@ -25,7 +25,7 @@ from ..config.registered import Registered, grace_pinned
 from ..errors import CodeNotFoundError, ConfigError, LaunchError, Problem, SafedistError
 from ..rank import backends
 from ..rank_server.client import RankServer
-from ..record.node import EARLIER
+from ..record.summary import EARLIER
 from ..texts import public
 from . import other_command, scratch
 from .command_line import command_line, is_flytekits, parse

@@ -79,6 +79,12 @@ class RankContext(Identity):
         if _PAGE.value is not None:
             _PAGE.value.progress(int(step), int(of))
 
+    @property
+    def values(self) -> dict[str, float]:
+        """The latest of each value that :meth:`progress` was told on this rank: ``return current_rank().values`` makes
+        them an output of the task, ``-> dict[str, float]``, that a sweep reads."""
+        return RECORDER.value.values if RECORDER.value is not None else {}
+
     def saved(self) -> None:
         """After :attr:`preempted`: what this rank wants kept is kept, and its pod need not wait for it any longer."""
         page().saved()

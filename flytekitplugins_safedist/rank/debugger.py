@@ -13,7 +13,7 @@ import pdb
 import sys
 
 from ..errors import NoTerminalError
-from ..live.line import GONE
+from ..record.line import GONE
 from .context import RankContext
 from .shared_page import RankPage
 

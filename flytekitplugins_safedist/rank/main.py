@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import envvars, log, stopping
 from ..compat import flytekit as flytekit_inside
 from ..compat import horovod as horovod_inside
+from ..compat import torch as torch_inside
+from ..errors import IncompatibleVersionError
 from ..failures import Failure
 from ..hangs.evidence import Evidence
 from ..record.profile import StepProfile
@@ -144,7 +146,7 @@ def _run(job: JobOrder, order: RankOrder, server: int, sets: Mapping[str, str], 
         evidence = _become(order, shared, sets)
         if reads is not None and (why := as_fresh(order.environment)) is not None:
             _start_again(job, order, server, why)
-        RECORDER.value = _recorder(order, began)
+        RECORDER.value = _recorder(order, shared, began)
         transfers = _transfers(job, order)
         libraries = top_names()
         with ExitStack() as held:
@@ -190,10 +192,9 @@ def _difference(
     return None if tuple(sys.path) == job.sys_path else elsewhere(libraries, sys.path)
 
 
-def _recorder(order: RankOrder, began: float) -> Recorder:
-    place, look = order.context, order.profile
-    profile = None if look is None else StepProfile(*look, draft=order.files.profile)
-    return Recorder(order.files.events, rank=place.rank, round_no=place.round, at=began, profile=profile)
+def _recorder(order: RankOrder, shared: RankPage, began: float) -> Recorder:
+    profile = None if order.profile is None else StepProfile(*order.profile, file=order.files.profile)
+    return Recorder(shared.summary, at=began, profile=profile)
 
 
 def _recorded(*, failed: bool) -> None:
@@ -285,6 +286,7 @@ def _work(
             with users_code.without_children():
                 returned = task.task_of(entity).task_function(**inputs)
             flytekit_inside.no_warning_is_an_error()
+            _note_others()
             # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.
             context.finish()
         if transfers.inputs is not None:
@@ -299,11 +301,32 @@ def _work(
 def _have_collectives_seen(order: RankOrder, shared: RankPage, evidence: Evidence) -> None:
     """From here on the agent sees from outside which collectives this rank is in, and the others find its store."""
     open_store_early(order.environment)
+    if RECORDER.value is not None:
+        try:
+            torch_inside.call_at_groups(RECORDER.value.meet)
+        except IncompatibleVersionError:
+            RECORDER.value.meet()  # nobody knows
     if order.context.world_size > 1:
-        evidence.follow(order.files.records)
+        evidence.follow(order.files.records, RECORDER.value.meet if RECORDER.value is not None else bool)
     if envvars.HOROVOD_CONTROLLER in order.environment:
         with contextlib.suppress(ImportError):  # it is not needed where a rank does without it
-            horovod_inside.around_waits(shared.wait_begins, shared.wait_ends)
+            horovod_inside.around_waits(partial(_waits_with_others, shared), shared.wait_ends)
+
+
+def _waits_with_others(shared: RankPage, about: str) -> None:
+    shared.wait_begins(about)
+    if RECORDER.value is not None:
+        RECORDER.value.meet()
+
+
+def _note_others() -> None:
+    """Whether this rank has worked with others, as far as can be seen at its end: in a group that nobody has called us
+    at, or by Horovod."""
+    began = [sys.modules.get(f"horovod.{name}") for name in ("torch", "tensorflow", "keras")]
+    if RECORDER.value is not None and (
+        torch_inside.process_groups() or any(each is not None and each.is_initialized() for each in began)
+    ):
+        RECORDER.value.meet()
 
 
 def _phase_ended(seconds: dict[str, float], started: float, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..failures import EndOfRank, Failure
 from ..hangs.gpus import GpuFault
-from ..texts import encodable
+from ..texts import cut, encodable
 from .context import RankContext
 from .order import Record
 
@@ -154,16 +154,12 @@ class RankOutcome(Record):
     def shortened(self, limit: int) -> RankOutcome:
         """The same record with no text longer than ``limit`` characters: the middle is cut, the ends say most."""
 
-        def short(text: str) -> str:
-            half = limit // 2
-            return text if len(text) <= limit else f"{text[:half]}\n... [cut] ...\n{text[len(text) - half :]}"
-
         raised = self.raised
         if raised is not None:
-            raised = replace(raised, message=short(raised.message), traceback=short(raised.traceback))
+            raised = replace(raised, message=cut(raised.message, limit), traceback=cut(raised.traceback, limit))
         per_line = max(80, limit // max(1, len(self.log_tail)))
         lines = tuple(line[:per_line] for line in self.log_tail)
-        return replace(self, raised=raised, log_tail=lines, others=short(self.others))
+        return replace(self, raised=raised, log_tail=lines, others=cut(self.others, limit))
 
     def fitting(self, limit: int, dump: Callable[[RankOutcome], str]) -> RankOutcome:
         """The same record, its texts cut as far as it takes for ``dump(record)`` to have at most ``limit`` bytes.

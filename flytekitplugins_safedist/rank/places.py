@@ -27,8 +27,6 @@ from pathlib import Path
 from ..config.caches import CACHES
 from ..envvars import TMPDIR, TORCHELASTIC_ERROR_FILE
 
-EVENTS = ".events"
-
 
 @dataclass(frozen=True)
 class RankScratch:
@@ -143,14 +141,9 @@ class RankFiles:
         return self.base.with_suffix(".decks.json")
 
     @property
-    def events(self) -> Path:
-        """Where the rank notes what it does (:mod:`..record.events`)."""
-        return self.base.with_suffix(EVENTS)
-
-    @property
     def profile(self) -> Path:
-        """Where torch's profiler writes, if the rank is looked into."""
-        return self.base.with_suffix(".profile.json")
+        """Where the rank leaves what torch's profiler saw, if it is looked into."""
+        return self.base.with_suffix(".profile")
 
     @property
     def stacks(self) -> Path:

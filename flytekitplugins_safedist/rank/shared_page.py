@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..hangs.waits import Steps
+from ..record import layout
 
 NOWHERE = (1 << 62) - 1
 """As a step: never reached."""
@@ -40,6 +41,8 @@ RECORD_BYTES = 256 * 1024
 """The longest record of a rank's end."""
 
 _WORDS_BYTES = mmap.PAGESIZE
+_SUMMARY_AT = _WORDS_BYTES + RECORD_BYTES
+_BYTES = _SUMMARY_AT + layout.SIZE
 _STEP_BITS = 44
 _STEP_MASK = (1 << _STEP_BITS) - 1
 _URGENT = 1 << _STEP_BITS
@@ -76,7 +79,7 @@ def make(path: Path) -> AgentPage:
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(file, 0, _WORDS_BYTES + RECORD_BYTES)
+        os.posix_fallocate(file, 0, _BYTES)
         return AgentPage(_mapped(file))
     finally:
         os.close(file)
@@ -92,7 +95,7 @@ def open_page(path: Path) -> RankPage:
 
 
 def _mapped(file: int) -> memoryview:
-    return memoryview(mmap.mmap(file, _WORDS_BYTES + RECORD_BYTES))
+    return memoryview(mmap.mmap(file, _BYTES))
 
 
 def _seal(record: bytes) -> int:
@@ -119,12 +122,17 @@ def _under_way(words: memoryview) -> int:
 
 
 class AgentPage:
-    """The agent's end."""
+    """The agent's end.
+
+    Attributes:
+        summary: what the rank notes for the record of the run (:mod:`..record.layout`).
+    """
 
     def __init__(self, mapped: memoryview) -> None:
         self._words = mapped[:_WORDS_BYTES].cast("q")
         self._awaited = mapped[_AWAITED_AT : _AWAITED_AT + _AWAITED_BYTES]
-        self._record = mapped[_WORDS_BYTES:]
+        self._record = mapped[_WORDS_BYTES:_SUMMARY_AT]
+        self.summary = mapped[_SUMMARY_AT:]
 
     @property
     def begun(self) -> bool:
@@ -229,12 +237,17 @@ class AgentPage:
 
 
 class RankPage:
-    """The rank's end. Steps are numbers from 0 that only grow; several threads may look, one takes steps."""
+    """The rank's end. Steps are numbers from 0 that only grow; several threads may look, one takes steps.
+
+    Attributes:
+        summary: as :attr:`AgentPage.summary`.
+    """
 
     def __init__(self, mapped: memoryview) -> None:
         self._words = mapped[:_WORDS_BYTES].cast("q")
         self._awaited = mapped[_AWAITED_AT : _AWAITED_AT + _AWAITED_BYTES]
-        self._record = mapped[_WORDS_BYTES:]
+        self._record = mapped[_WORDS_BYTES:_SUMMARY_AT]
+        self.summary = mapped[_SUMMARY_AT:]
         self._call = 0
         self._target = NOWHERE
         self._urgent = False

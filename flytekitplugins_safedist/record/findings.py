@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .events import NodePart, RankPart, percentile
+from .summary import NodeSummary, RankSummary
 
 _LEAST_PART = 0.02
 _LEAST_SECONDS = 0.001
@@ -56,54 +56,76 @@ class Findings:
     """Of a whole job.
 
     Attributes:
-        parts: of its nodes.
+        nodes: their summaries.
         since, until: its time, in node 0's clock.
         rounds: by number: its time, and why it ended.
         held: who held the others back, the worst first, in the round with most steps.
+        uneven: stages of that round in which ranks were not compared: some ended them more often than others.
         round: that round; -1 where there are no steps.
         ranks: of that round, or of the latest one.
+        world_size: how many ranks that round had, whether or not anything has come of them.
         spent: seconds by phase, summed over all ranks; of nodes' own phases over nodes.
     """
 
-    parts: Sequence[NodePart]
+    nodes: Sequence[NodeSummary]
     since: float
     until: float
     rounds: dict[int, tuple[float, float, str]]
     held: list[HeldBack]
+    uneven: list[str]
     round: int
-    ranks: list[RankPart]
+    ranks: list[RankSummary]
+    world_size: int
     spent: dict[str, float]
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether each of several ranks has come to its end without any of the others."""
+        ends = [rank.how == "returned" and not rank.met for rank in self.ranks]
+        return len(ends) == self.world_size > 1 and all(ends)
 
-def found_in(parts: Sequence[NodePart]) -> Findings:
-    """Look at the parts of all nodes, of one clock."""
-    phases = [phase for part in parts for phase in _phases(part)]
+    @property
+    def compared(self) -> str:
+        """Of how many ranks a finding is; "" where it is of all."""
+        count = sum(bool(rank.stages) for rank in self.ranks)
+        return f"of {count} of {self.world_size} ranks" if count < self.world_size else ""
+
+
+def found_in(nodes: Sequence[NodeSummary]) -> Findings:
+    """Look at the summaries of all nodes, of one clock."""
+    phases = [phase for node in nodes for phase in _phases(node)]
     times = [time for _, since, seconds in phases for time in (since, since + seconds)]
     rounds: dict[int, tuple[float, float, str]] = {}
-    by_round: dict[int, list[RankPart]] = {}
-    for part in parts:
-        for every in part.rounds:
+    by_round: dict[int, list[RankSummary]] = {}
+    world: dict[int, int] = {}
+    for node in nodes:
+        for every in node.rounds:
             since, until, why = rounds.get(every.round, (every.since, every.until, ""))
             rounds[every.round] = (min(since, every.since), max(until, every.until), why or every.why)
             by_round.setdefault(every.round, []).extend(every.ranks)
+            world[every.round] = every.world_size
     steps = {number: sum(steps_of(rank) for rank in ranks) for number, ranks in by_round.items() if ranks}
     chosen = max(steps, key=lambda number: (steps[number], number), default=-1)
     ranks = sorted(by_round.get(chosen, []), key=lambda rank: rank.rank)
+    held, uneven = held_back(ranks)
     return Findings(
-        parts,
+        nodes,
         min(times, default=0.0),
         max(times, default=0.0),
         dict(sorted(rounds.items())),
-        held_back(ranks),
+        held,
+        uneven,
         chosen,
         ranks,
+        max(world.get(chosen, 0), len(ranks)),
         _spent(phases),
     )
 
 
-def _phases(part: NodePart) -> list[tuple[str, float, float]]:
-    ranks = [rank for every in part.rounds for rank in every.ranks]
-    return [*part.phases, *(phase for rank in ranks for phase in rank.phases)]
+def _phases(node: NodeSummary) -> list[tuple[str, float, float]]:
+    ranks = [rank for every in node.rounds for rank in every.ranks]
+    of_ranks = [(name, rank.since + at, seconds) for rank in ranks for name, at, seconds in rank.phases]
+    return [*node.phases, *of_ranks]
 
 
 def _spent(phases: Sequence[tuple[str, float, float]]) -> dict[str, float]:
@@ -113,26 +135,31 @@ def _spent(phases: Sequence[tuple[str, float, float]]) -> dict[str, float]:
     return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
 
-def steps_of(rank: RankPart) -> int:
+def steps_of(rank: RankSummary) -> int:
     """Its steps: as the user told them, all but the first of which are counted; else as often as a stage came."""
     if rank.step >= 0:
         return rank.steps + 1
     return max([rank.steps, *(stage.times for name, stage in rank.stages.items() if "/" not in name)], default=0)
 
 
-def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:
-    """Who held the others back, and in which stage; the worst first, and none where no one stands out."""
+def held_back(ranks: Sequence[RankSummary]) -> tuple[list[HeldBack], list[str]]:
+    """Who held the others back, and in which stage, the worst first, and none where no one stands out; and the stages
+    in which ranks cannot be compared."""
     names = dict.fromkeys(name for rank in ranks for name in rank.stages)
     cycles = max((steps_of(rank) for rank in ranks), default=0)
     if len(ranks) < 2 or not cycles:
-        return []
+        return [], []
     step = sum(stage.seconds for rank in ranks for name, stage in rank.stages.items() if "/" not in name)
     step /= sum(map(steps_of, ranks)) or 1
     least = max(_LEAST_SECONDS, _LEAST_PART * step, _NOISE_SECONDS / cycles)
     found: list[HeldBack] = []
+    uneven: list[str] = []
     for name in names:
         there = [rank for rank in ranks if name in rank.stages]
+        if len(there) < 2:
+            continue
         if not _are_even(there, name):
+            uneven.append(name)
             continue
         own = {rank.rank: rank.stages[name].seconds / rank.stages[name].times for rank in there}
         usual = _middle(own.values())
@@ -145,7 +172,7 @@ def held_back(ranks: Sequence[RankPart]) -> list[HeldBack]:
                 found.append(held)
     found = [held for held in found if not any(_is_within(other, held) for other in found)]
     found.sort(key=lambda held: -held.seconds)
-    return [held for held in found if held.seconds > _BESIDE * found[0].seconds]
+    return [held for held in found if held.seconds > _BESIDE * found[0].seconds], uneven
 
 
 def _is_within(inner: HeldBack, outer: HeldBack) -> bool:
@@ -154,18 +181,20 @@ def _is_within(inner: HeldBack, outer: HeldBack) -> bool:
     return is_inside and inner.seconds > outer.seconds / 2
 
 
-def _late(ranks: Sequence[RankPart], name: str, step: float) -> dict[int, float]:
+def _late(ranks: Sequence[RankSummary], name: str, step: float) -> dict[int, float]:
     """How much later than the others each rank ended a stage, on average. One that did so once more, and was a step
     further when it was ended, is half a *step* later for that alone."""
     fewest = min(rank.stages[name].times for rank in ranks)
-    ends = {rank.rank: rank.stages[name].end - (rank.stages[name].times - fewest) / 2 * step for rank in ranks}
+    ends = {
+        rank.rank: rank.since + rank.stages[name].end - (rank.stages[name].times - fewest) / 2 * step for rank in ranks
+    }
     usual = _middle(ends.values())
     return {rank: end - usual for rank, end in ends.items()}
 
 
-def _are_even(ranks: Sequence[RankPart], name: str) -> bool:
+def _are_even(ranks: Sequence[RankSummary], name: str) -> bool:
     times = [rank.stages[name].times for rank in ranks]
-    return len(times) > 1 and max(times) - min(times) <= _UNEVEN * max(times)
+    return max(times) - min(times) <= _UNEVEN * max(times)
 
 
 def _middle(values: object) -> float:
@@ -174,14 +203,12 @@ def _middle(values: object) -> float:
     return float(ordered[(len(ordered) - 1) // 2])
 
 
-def stragglers(ranks: Sequence[RankPart]) -> set[int]:
-    """Ranks whose usual step takes a tenth longer than most ranks', as in jobs whose ranks do not wait for each
-    other."""
-    usual = {rank.rank: percentile(rank.durations, 0.5) for rank in ranks if rank.durations}
-    if len(usual) < 2:
-        return set()
-    middle = _middle(usual.values())
-    return {rank for rank, seconds in usual.items() if seconds > 1.1 * middle}
+def alone_line(found: Findings) -> str:
+    """That ranks trained alone, in words."""
+    return (
+        f"no rank made a process group, and Horovod was not begun: each of the {found.world_size} ranks worked alone. "
+        "Fix: torch.distributed.init_process_group() or hvd.init(), unless that is what you want"
+    )
 
 
 def shown_seconds(seconds: float) -> str:
@@ -194,11 +221,11 @@ def shown_seconds(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def held_line(held: Sequence[HeldBack]) -> str:
+def held_line(found: Findings) -> str:
     """Who held the others back, in words."""
     said = [
         f"rank {each.rank} in stage {each.stage!r}, by {shown_seconds(each.seconds)} a step "
         f"({100 * each.part:.0f}% of it; the others take {shown_seconds(each.usual)})"
-        for each in held[:NAMED]
+        for each in found.held[:NAMED]
     ]
-    return f"Held the others back: {'; '.join(said)}."
+    return f"Held the others back{f' ({found.compared})' if found.compared else ''}: {'; '.join(said)}."

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from ..texts import human
+from ..texts import cut, human
 from . import findings, pictures
-from .events import GpuPart, RankPart, percentile
-from .findings import Findings, shown_seconds, stragglers
-from .pictures import table
+from .findings import Findings, shown_seconds
+from .pictures import Bar, table
+from .summary import GpuSummary, RankSummary, percentile
 
 LIMIT = 300_000
 """Bytes of the page, at most."""
 
-_MOST_ROWS, _MOST_ENDS = 64, 256
-_TEXT_CHARACTERS = 24_000
+_MOST_ROWS, _MOST_ENDS, _MOST_STAGES = 64, 256, 12
+_TEXT_CHARACTERS, _LINE_CHARACTERS = 24_000, 300
 
 _STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 _NO_ONE = (
-    "No rank stands out: none was later than the others at the end of a stage. (One with a collective in it ends "
+    ": none was later than the others at the end of a stage. (One with a collective in it ends "
     "on all ranks at once: give the collective a stage of its own.)"
 )
 _KINDS = {f"p-{phase}": phase for phase in findings.PHASES}
@@ -50,36 +50,39 @@ class JobEnd:
     goes_on: bool = False
 
 
-def fragment(found: Findings, told: JobEnd) -> str:
+def fragment(found: Findings, end: JobEnd) -> str:
     """The page's content, for Flyte's deck: at most :data:`LIMIT` bytes.
 
     Args:
         found: in the record of all nodes.
-        told: what else there is to say, without secrets; no other text in it comes from outside the ranks.
+        end: what else there is to say, without secrets; no other text in it comes from outside the ranks.
     """
     for rows in (_MOST_ROWS, _MOST_ROWS // 2, 8):
-        made = _made(found, told, rows)
+        made = _made(found, end, rows)
         if len(made.encode()) <= LIMIT:
             return made
-    return _made(found, told, 0)
+    return _made(found, end, 0)
 
 
 def whole(content: str, title: str) -> str:
-    """A page of its own."""
+    """A page of its own, dark for whom wants that: Flyte's frame is white."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-    dark = "<style>:root{color-scheme:light dark}body{margin:0}</style>"
-    head = f"{head}<title>{escape(title)}</title>{dark}"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{content}</body></html>'
+    own = "<style>:root{color-scheme:light dark}body{margin:0}</style>"
+    head = f"{head}<title>{escape(title)}</title>{own}"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body class="own">{content}</body></html>'
 
 
-def _made(found: Findings, told: JobEnd, rows: int) -> str:
+def _made(found: Findings, end: JobEnd, rows: int) -> str:
     ranks = _rows(found, rows)
+    round_ends = {number: why or "the job ended" for number, (_, _, why) in found.rounds.items()}
+    if end.code and found.rounds:
+        round_ends[max(found.rounds)] = end.cause.partition("\n")[0][:_LINE_CHARACTERS]
     sections = [
         f"<style>{_STYLE}</style>",
-        _summary(found, told),
-        _cause(told),
-        _times(found, ranks),
-        _figure("Where the time went", pictures.spent(found), _spent(found)),
+        _summary(found, end),
+        _cause(end),
+        _times(found, ranks, round_ends),
+        _spent(found),
         _stages(found, ranks),
         _steps(found, ranks),
         _memory(ranks),
@@ -89,24 +92,25 @@ def _made(found: Findings, told: JobEnd, rows: int) -> str:
     return "".join(sections)
 
 
-def _rows(found: Findings, most: int) -> list[RankPart]:
+def _rows(found: Findings, most: int) -> list[RankSummary]:
     """The ranks that are shown: all, or of very many those that held the others back and then the first."""
-    marked = {held.rank for held in found.held[: findings.NAMED]} | stragglers(found.ranks)
+    marked = {held.rank for held in found.held[: findings.NAMED]}
     ordered = sorted(found.ranks, key=lambda rank: (rank.rank not in marked, rank.rank))[:most]
     return sorted(ordered, key=lambda rank: rank.rank)
 
 
-def _figure(title: str, picture: str, more: str) -> str:
-    return f"<h3>{escape(title)}</h3><figure>{picture}{more}</figure>"
+def _figure(title: str, *content: str) -> str:
+    return f"<h3>{escape(title)}</h3><figure>{''.join(content)}</figure>"
 
 
-def _summary(found: Findings, told: JobEnd) -> str:
+def _summary(found: Findings, end: JobEnd) -> str:
     ranks, durations = found.ranks, [rank.durations for rank in found.ranks if rank.durations]
-    nodes = sum(every.round == found.round for part in found.parts for every in part.rounds)
+    nodes = sum(every.round == found.round for node in found.nodes for every in node.rounds)
+    count = f"{len(ranks)} of {found.world_size}" if len(ranks) < found.world_size else len(ranks)
     words = [
-        f"failed: {told.code}" if told.code else "running" if told.goes_on else "succeeded",
+        f"failed: {end.code}" if end.code else "running" if end.goes_on else "succeeded",
         shown_seconds(found.until - found.since),
-        f"{len(ranks)} rank(s) on {nodes} node(s)",
+        f"{count} rank(s) on {nodes} node(s)",
         f"{len(found.rounds)} round(s)",
     ]
     if durations:
@@ -114,95 +118,121 @@ def _summary(found: Findings, told: JobEnd) -> str:
         words.append(f"{max(map(findings.steps_of, ranks))} steps, half of them within {shown_seconds(middle)}")
     values = next((rank.values for rank in ranks if rank.values), {})
     words += [f"{name} {value:.6g}" for name, value in values.items()]
-    kind = "bad" if told.code else "soft" if told.goes_on else "good"
-    held = f"<p>{escape(findings.held_line(found.held))}</p>" if found.held else ""
-    budgets = "".join(f"<li>{escape(each)}</li>" for each in told.budgets)
-    trace = f'<p class="soft">Trace for Perfetto: {escape(told.trace)}</p>' if told.trace else ""
+    kind = "bad" if end.code else "soft" if end.goes_on else "good"
+    lines = [findings.held_line(found)] if found.held else []
+    lines += [findings.alone_line(found)] if found.is_alone else []
+    held = "".join(f"<p>{escape(each)}</p>" for each in lines)
+    budgets = "".join(f"<li>{escape(each)}</li>" for each in end.budgets)
+    trace = f'<p class="soft">Trace for Perfetto: {escape(end.trace)}</p>' if end.trace else ""
     line = escape("; ".join(words))
-    return f'<div class="sd"><h2>{escape(told.task)}</h2><p class="{kind}">{line}</p>{held}<ul>{budgets}</ul>{trace}'
+    return f'<div class="sd"><h2>{escape(end.task)}</h2><p class="{kind}">{line}</p>{held}<ul>{budgets}</ul>{trace}'
 
 
-def _cause(told: JobEnd) -> str:
-    if not told.code:
+def _cause(end: JobEnd) -> str:
+    if not end.code:
         return ""
-    cause = told.cause
-    if len(cause) > _TEXT_CHARACTERS:
-        cause = f"{cause[: _TEXT_CHARACTERS // 2]}\n... [cut] ...\n{cause[-_TEXT_CHARACTERS // 2 :]}"
-    return f"<h3>Root cause</h3><pre>{escape(cause)}</pre>"
+    return f"<h3>Root cause</h3><pre>{escape(cut(end.cause, _TEXT_CHARACTERS))}</pre>"
 
 
-def _times(found: Findings, ranks: Sequence[RankPart]) -> str:
+def _times(found: Findings, ranks: Sequence[RankSummary], round_ends: Mapping[int, str]) -> str:
     if not ranks:
         return ""
     rounds = [
-        (number, shown_seconds(since - found.since), shown_seconds(until - since), why or "the job ended")
-        for number, (since, until, why) in list(found.rounds.items())[-_MOST_ROWS:]
+        (number, shown_seconds(since - found.since), shown_seconds(until - since), round_ends[number])
+        for number, (since, until, _) in list(found.rounds.items())[-_MOST_ROWS:]
     ]
     shown = {rank.rank for rank in ranks}
-    there = [(every.round, rank) for part in found.parts for every in part.rounds for rank in every.ranks]
+    there = [(every.round, rank) for node in found.nodes for every in node.rounds for rank in every.ranks]
     there.sort(key=lambda each: (-each[0], each[1].rank))
     ends = [(number, *_end(rank)) for number, rank in there if rank.rank in shown][:_MOST_ENDS]
     first = table("round|began after|lasted|ended because", rounds, "Rounds")
     heads = "round|rank|ended|step|ran|stalls|saves"
     more = pictures.legend(_KINDS) + first + table(heads, ends, "Ranks, of the latest rounds")
-    return _figure("Ranks over time", pictures.timeline(found, [rank.rank for rank in ranks]), more)
+    return _figure("Ranks over time", pictures.timeline(found, [rank.rank for rank in ranks], round_ends), more)
 
 
-def _end(rank: RankPart) -> tuple[object, ...]:
+def _end(rank: RankSummary) -> tuple[object, ...]:
     step, lasted = rank.step if rank.step >= 0 else "", shown_seconds(rank.until - rank.since)
-    return rank.rank, rank.how, step, lasted, len(rank.stalls), len(rank.saves)
+    return rank.rank, rank.how, step, lasted, len(rank.stalls), rank.saved
 
 
 def _spent(found: Findings) -> str:
-    whole_ = sum(found.spent.values()) or 1.0
-    rows = [(name, shown_seconds(each), f"{100 * each / whole_:.1f}%") for name, each in found.spent.items()]
-    return table("phase|seconds of all ranks|part", rows)
+    most, whole_ = max(found.spent.values(), default=1.0), sum(found.spent.values()) or 1.0
+    rows = [
+        (name, shown_seconds(each), Bar(f"{100 * each / whole_:.1f}%", each / most, kind=f"p-{name}"))
+        for name, each in found.spent.items()
+    ]
+    return _figure("Where the time went", table("phase|seconds of all ranks|part", rows))
 
 
-def _stages(found: Findings, ranks: Sequence[RankPart]) -> str:
-    names = list(dict.fromkeys(name for rank in ranks for name in rank.stages))[:12]
+def _stages(found: Findings, ranks: Sequence[RankSummary]) -> str:
+    names = list(dict.fromkeys(name for rank in ranks for name in rank.stages))[:_MOST_STAGES]
     if not names:
         return ""
     held = {(each.rank, each.stage) for each in found.held[: findings.NAMED]}
 
-    def cell(rank: RankPart, name: str) -> str:
+    def cell(rank: RankSummary, name: str) -> str:
         stage = rank.stages.get(name)
         if stage is None or not stage.times:
             return ""
         return f"{'▶ ' if (rank.rank, name) in held else ''}{shown_seconds(stage.seconds / stage.times)}"
 
     rows = [(rank.rank, *(cell(rank, name) for name in names)) for rank in ranks]
-    line = "" if found.held else f"<p>{_NO_ONE}</p>"
     each = table("|".join(["rank", *names]), rows, "Average of each stage and rank; ▶ held the others back")
-    return f"<h3>Stages</h3>{line}{each}"
+    return f"<h3>Stages</h3><p>{escape(_compared(found))}</p>{each}"
 
 
-def _steps(found: Findings, ranks: Sequence[RankPart]) -> str:
+def _compared(found: Findings) -> str:
+    """What the comparison of ranks has come to, where it names nobody. In a stage in which ranks cannot be compared
+    somebody may have been late."""
+    uneven, among = ", ".join(map(repr, found.uneven[:_MOST_STAGES])), f" {found.compared}" if found.compared else ""
+    not_compared = f"Not compared: {uneven}, which some ranks ended more often than others." if uneven else ""
+    if found.held or all(name in found.uneven for rank in found.ranks for name in rank.stages):
+        return not_compared
+    if sum(bool(rank.stages) for rank in found.ranks) < 2:
+        return f"Not compared: stages{among or ' of one rank'}."
+    return f"No rank{among} stands out{' in the other stages' if uneven else ''}{_NO_ONE} {not_compared}"
+
+
+def _steps(found: Findings, ranks: Sequence[RankSummary]) -> str:
     ranks = [rank for rank in ranks if rank.durations]
+    most = max((percentile(rank.durations, 0.95) for rank in ranks), default=0.0) or 1.0
     if not ranks:
         return ""
-    late = stragglers(ranks)
     rows = []
     for rank in ranks:
-        parts = [shown_seconds(percentile(rank.durations, part)) for part in (0.05, 0.5, 0.95, 1.0)]
-        rows.append((rank.rank, findings.steps_of(rank), *parts, "slow" if rank.rank in late else ""))
-    return _figure("Step times", pictures.steps(found, ranks), table("rank|steps|5%|50%|95%|longest|", rows))
+        low, middle, high, last = (percentile(rank.durations, part) for part in (0.05, 0.5, 0.95, 1.0))
+        times = f"{shown_seconds(low)} to {shown_seconds(high)}"
+        bar = Bar(times, high / most, since=low / most)
+        rows.append((rank.rank, findings.steps_of(rank), shown_seconds(middle), bar, shown_seconds(last)))
+    heads = f"rank|steps|half of them within|from 5% to 95% (0 to {shown_seconds(most)})|longest"
+    return _figure("Step times", table(heads, rows))
 
 
-def _memory(ranks: Sequence[RankPart]) -> str:
-    if not any(rank.peak for rank in ranks):
+def _memory(ranks: Sequence[RankSummary]) -> str:
+    most, most_gpu = (max((each, *map(of, ranks)), default=1) for each, of in ((1, _peak), (1, _gpu)))
+    if not any(map(_peak, ranks)):
         return ""
     rows = []
     for rank in ranks:
-        gpu = f"{rank.gpu / 2**20:.0f} MiB" if rank.gpu else ""
-        rows.append((rank.rank, f"{rank.peak / 2**20:.0f} MiB", gpu, shown_seconds(rank.cpu)))
-    more = table("rank|most memory|most of its GPU's|processor time", rows)
-    return _figure("Memory", pictures.memory(ranks), more)
+        gpu = Bar(f"{rank.gpu / 2**20:.0f} MiB", rank.gpu / most_gpu) if rank.gpu else ""
+        peak = Bar(f"{rank.peak / 2**20:.0f} MiB", rank.peak / most)
+        rows.append((rank.rank, peak, gpu, shown_seconds(rank.cpu)))
+    heads = f"rank|most memory (0 to {most / 2**20:.0f} MiB)|most of its GPU's|processor time"
+    return _figure("Memory", table(heads, rows))
+
+
+def _peak(rank: RankSummary) -> int:
+    return rank.peak
+
+
+def _gpu(rank: RankSummary) -> int:
+    return rank.gpu
 
 
 def _gpus(found: Findings, most: int) -> str:
     """Of each GPU how it was used; of very many those that were used least."""
-    tracks = [(part.node, gpu) for part in found.parts for gpu in part.gpus if gpu.busy]
+    tracks = [(node.node, gpu) for node in found.nodes for gpu in node.gpus if gpu.busy]
     tracks = sorted(tracks, key=lambda each: _mean(each[1]))[:most]
     if not tracks:
         return ""
@@ -213,10 +243,10 @@ def _gpus(found: Findings, most: int) -> str:
     ]
     picture = pictures.gpus(found, {f"{node}: GPU {gpu.index}": gpu for node, gpu in tracks})
     more = pictures.legend({"low": "busy for a third", "mid": "two thirds", "high": "all the time"})
-    return _figure("GPUs", picture, more + table("node|GPU|id|busy|most memory|slowed for", rows))
+    return _figure("GPUs", picture, more, table("node|GPU|id|busy|most memory|slowed for", rows))
 
 
-def _mean(gpu: GpuPart) -> float:
+def _mean(gpu: GpuSummary) -> float:
     return sum(gpu.busy) / len(gpu.busy)
 
 
@@ -226,13 +256,13 @@ def _of(memory: int, total: int) -> str:
 
 def _nodes(found: Findings) -> str:
     rows = []
-    for part in list(found.parts)[:_MOST_ROWS]:
+    for node in list(found.nodes)[:_MOST_ROWS]:
         clock = "unknown"
-        if part.error is not None:
-            clock = f"{shown_seconds(abs(part.offset))} ± {shown_seconds(part.error)}"
-        before = ", ".join(f"{name} {shown_seconds(seconds)}" for name, _, seconds in part.phases[-4:])
-        files, size = part.inputs
+        if node.error is not None:
+            clock = f"{shown_seconds(abs(node.offset))} ± {shown_seconds(node.error)}"
+        before = ", ".join(f"{name} {shown_seconds(seconds)}" for name, _, seconds in node.phases[-4:])
+        files, size = node.inputs
         inputs = f"{files} files, {human(size)}" if files else ""
-        rows.append((part.node, part.host, clock, before, inputs))
+        rows.append((node.node, node.host, clock, before, inputs))
     heads = "node|host|clock against node 0|before its ranks|inputs, downloaded once"
-    return f"<h3>Nodes</h3>{table(heads, rows)}</div>"
+    return f"<h3>Nodes</h3>{table(heads, rows, 'Table')}</div>"

@@ -2,30 +2,28 @@
 
 Rows that are alike share one path for each colour, so that sixty-four ranks take kilobytes. Colours are classes, for
 light, dark and paper; they are Okabe and Ito's, which colour-blind people tell apart, and nothing is told by colour
-alone: each picture has a table behind it.
+alone: each picture has a table behind it. Amounts of ranks are bars in the cells of their tables.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
-from .events import GpuPart, NodePart, RankPart, percentile
-from .findings import Findings, shown_seconds, stragglers
+from .findings import Findings, shown_seconds
+from .summary import GpuSummary, NodeSummary
 
 WIDTH, LEFT = 1000, 64
 _PACES = ("", "low", "low", "low", "mid", "mid", "mid", "high", "high", "high")
 _LEAST = 8
 """Columns of the picture that a pace is shown for, at least."""
-
-
-def drawing(name: str, title: str, told: str, height: float, inside: Iterable[str]) -> str:
-    """An SVG with what a screen reader says of it."""
-    head = f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-labelledby="{name}-t {name}-d">'
-    text = f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(told)}</desc>'
-    return f"{head}{text}{''.join(inside)}</svg>"
+_FEW = 24
+"""Rows; more are thinner, and every fourth has its name."""
+_THICK = {"stall": 0.3, "save": 0.9}
+"""Parts of a row's height that a mark has; the others 0.7."""
 
 
 def _label(x: float, y: float, text: str, more: str = "") -> str:
@@ -47,154 +45,118 @@ def _axis(length: float, bottom: float, scale: Callable[[float], float]) -> list
     ]
 
 
-def timeline(found: Findings, ranks: Sequence[int]) -> str:
+def timeline(found: Findings, ranks: Sequence[int], round_ends: Mapping[int, str]) -> str:
     """Rank by time: phases, pace, stalls, saves and rounds of these ranks."""
-    rows = [f"rank {rank}" for rank in ranks]
-    each, bottom = _height(rows, 16, 9), 18 + _height(rows, 16, 9) * len(rows)
-    length, x = _over(found)
-    least = _LEAST * length / (WIDTH - LEFT)
-    marks = [(f"rank {rank}", mark) for part in found.parts for rank, its in _marks(part, least) for mark in its]
-    inside = _strips(rows, marks, x, each, {"stall": each * 0.3, "save": each * 0.9})
-    for number, (since, _, why) in found.rounds.items():
-        title = f"<title>{escape(f'round {number}: {why}')}</title>"
-        inside.append(f'<g>{title}<path class="round" d="M{x(since):.1f} 12V{bottom:g}"/>')
-        inside.append(_label(x(since) + 2, 10, f"round {number}") + "</g>")
-    inside += _axis(length, bottom + 14, lambda mark: x(found.since + mark))
-    told = f"{len(ranks)} ranks over {shown_seconds(length)}, {len(found.rounds)} round(s)"
-    return drawing("time", "What each rank did when", told, bottom + 20, inside)
+    rows: dict[str, list[_Mark]] = {f"rank {rank}": [] for rank in ranks}
+    for node in found.nodes:
+        for rank, marks in _marks(node, _least(found)):
+            rows.get(f"rank {rank}", []).extend(marks)
+    lines = {f"round {number}": (since, round_ends[number]) for number, (since, _, _) in found.rounds.items()}
+    return _over_time("time", "What each rank did when", found, rows, lines, heights=(16, 9))
 
 
-def gpus(found: Findings, tracks: Mapping[str, GpuPart]) -> str:
+def gpus(found: Findings, tracks: Mapping[str, GpuSummary]) -> str:
     """GPU by time: how busy each was; by their names."""
-    each, rows = _height(tracks, 12, 8), list(tracks)
-    length, x = _over(found)
-    least = _LEAST * length / (WIDTH - LEFT)
-    marks = [
-        (name, mark)
+    rows = {
+        name: _paces([round(busy * 9 / 100) for busy in gpu.busy], gpu.since, gpu.every, _least(found))
         for name, gpu in tracks.items()
-        for mark in _paces([round(busy * 9 / 100) for busy in gpu.busy], gpu.since, gpu.every * len(gpu.busy), least)
-    ]
-    inside = _strips(rows, marks, x, each, {})
+    }
+    return _over_time("gpus", "How busy each GPU was", found, rows, {}, heights=(12, 8))
+
+
+_Mark = tuple[str, float, float]
+"""A colour, its begin and seconds."""
+
+
+def _least(found: Findings) -> float:
+    """Seconds that a pace is shown for, at least."""
+    return _LEAST * _length(found) / (WIDTH - LEFT)
+
+
+def _length(found: Findings) -> float:
+    return max(found.until - found.since, 1e-3)
+
+
+def _over_time(
+    name: str,
+    title: str,
+    found: Findings,
+    rows: Mapping[str, Iterable[_Mark]],
+    lines: Mapping[str, tuple[float, str]],
+    *,
+    heights: tuple[int, int],
+) -> str:
+    """A picture of rows over time, of few or of many; each of the *lines* from its top to its bottom has a time and a
+    text."""
+    each, length, step = heights[len(rows) > _FEW], _length(found), 1 if len(rows) <= _FEW else 4
     bottom = 18 + each * len(rows)
-    inside += _axis(length, bottom + 14, lambda mark: x(found.since + mark))
-    return drawing("gpus", "How busy each GPU was", f"{len(rows)} GPUs, by node and index", bottom + 20, inside)
 
+    def x(time: float) -> float:
+        return LEFT + (WIDTH - LEFT - 12) * (time - found.since) / length
 
-def _over(found: Findings) -> tuple[float, Callable[[float], float]]:
-    """The length of the run, and where a time is in the picture."""
-    length = max(found.until - found.since, 1e-3)
-    return length, lambda time: LEFT + (WIDTH - LEFT - 12) * (time - found.since) / length
-
-
-def _height(rows: Collection[object], few: float, many: float) -> float:
-    return few if len(rows) <= 24 else many
-
-
-def _names(rows: Sequence[str], each: float, top: float, late: Collection[int] = ()) -> list[str]:
-    """The names of rows; of many every fourth, and those that are late."""
-    step, marked = 1 if len(rows) <= 32 else 4, ' class="late"'
-    return [
-        _label(2, top + each * (at + 0.5) + 4, f"▶ {name}" if at in late else name, marked if at in late else "")
-        for at, name in enumerate(rows)
-        if at % step == 0 or at in late
-    ]
-
-
-def _strips(
-    rows: Sequence[str],
-    marks: Iterable[tuple[str, tuple[str, float, float]]],
-    x: Callable[[float], float],
-    each: float,
-    thick: Mapping[str, float],
-) -> list[str]:
-    """Rows over time, with their names: each mark is of a row, and has a colour, its begin and seconds."""
-    place, pieces = {row: 18 + each * (at + 0.5) for at, row in enumerate(rows)}, dict[str, list[str]]()
-    for row, (kind, since, seconds) in marks:
-        if row in place:
+    pieces: dict[str, list[str]] = {}
+    for at, marks in enumerate(rows.values()):
+        for kind, since, seconds in marks:
             wide = max(0.6, x(since + seconds) - x(since))
-            pieces.setdefault(kind, []).append(f"M{x(since):.1f} {place[row]:g}h{wide:.1f}")
-    return [_path(kind, its, thick.get(kind, each * 0.7)) for kind, its in pieces.items()] + _names(rows, each, 18)
+            pieces.setdefault(kind, []).append(f"M{x(since):.1f} {18 + each * (at + 0.5):g}h{wide:.1f}")
+    inside = [_path(kind, its, each * _THICK.get(kind, 0.7)) for kind, its in pieces.items()]
+    inside += [_label(2, 18 + each * (at + 0.5) + 4, row) for at, row in enumerate(rows) if at % step == 0]
+    for label, (since, text) in lines.items():
+        inside.append(f"<g><title>{escape(f'{label}: {text}')}</title>")
+        inside.append(f'<path class="round" d="M{x(since):.1f} 12V{bottom:g}"/>{_label(x(since) + 2, 10, label)}</g>')
+    inside += _axis(length, bottom + 14, lambda mark: x(found.since + mark))
+    about = f"{len(rows)} rows over {shown_seconds(length)}"
+    head = f'<svg viewBox="0 0 {WIDTH} {bottom + 20:g}" role="img" aria-labelledby="{name}-t {name}-d">'
+    text = f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{about}</desc>'
+    return f"{head}{text}{''.join(inside)}</svg>"
 
 
-def _marks(part: NodePart, least: float) -> Iterable[tuple[int, Iterable[tuple[str, float, float]]]]:
+def _marks(node: NodeSummary, least: float) -> Iterable[tuple[int, Iterable[_Mark]]]:
     """By rank: what is drawn of it, its begin and seconds; what lies on top last."""
-    for rank in {rank.rank for every in part.rounds for rank in every.ranks}:
-        yield rank, [(f"p-{name}", since, seconds) for name, since, seconds in part.phases]
-    for every in part.rounds:
-        for each in every.ranks:
-            yield each.rank, [(f"p-{name}", since, seconds) for name, since, seconds in each.phases]
-            yield each.rank, _paces([*map(int, each.pace)], every.since, every.until - every.since, least)
-            yield each.rank, [("stall", since, seconds) for since, seconds in each.stalls]
-            yield each.rank, [("save", since, seconds) for _, since, seconds in each.saves]
+    for rank in {rank.rank for every in node.rounds for rank in every.ranks}:
+        yield rank, [(f"p-{name}", since, seconds) for name, since, seconds in node.phases]
+    for each in (rank for every in node.rounds for rank in every.ranks):
+        yield each.rank, [(f"p-{name}", each.since + at, seconds) for name, at, seconds in each.phases]
+        yield each.rank, _paces([*map(int, each.pace)], each.since + each.sliced, each.every, least)
+        yield each.rank, [("stall", each.since + at, seconds) for at, seconds in each.stalls]
+        yield each.rank, [("save", each.since + at, seconds) for _, at, seconds in each.saves]
 
 
-def _paces(digits: Sequence[int], since: float, seconds: float, least: float) -> Iterable[tuple[str, float, float]]:
-    """Stretches of one pace: their colour, begin and seconds; of slices that are shorter than *least* several."""
-    each = seconds / max(1, len(digits))
-    group = max(1, math.ceil(least / max(each, 1e-9)))
+def _paces(digits: Sequence[int], since: float, every: float, least: float) -> Iterable[_Mark]:
+    """Stretches of one pace; of slices that are shorter than *least* several."""
+    group = max(1, math.ceil(least / max(every, 1e-9)))
     means = [math.ceil(sum(digits[at : at + group]) / group) for at in range(0, len(digits), group)]
-    at = 0
+    at = since
     for kind, alike in itertools.groupby(_PACES[mean] for mean in means):
-        count = len(list(alike))
+        seconds = len(list(alike)) * group * every
         if kind:
-            yield kind, since + at * group * each, count * group * each
-        at += count
+            yield kind, at, seconds
+        at += seconds
 
 
-def spent(found: Findings) -> str:
-    """Where the time went: one bar, a piece for each phase."""
-    whole, at, inside = sum(found.spent.values()) or 1.0, 0.0, []
-    for name, seconds in found.spent.items():
-        wide = (WIDTH - 12) * seconds / whole
-        title = f"<title>{escape(f'{name}: {shown_seconds(seconds)}')}</title>"
-        shape = f'stroke-width="22" d="M{at:.1f} 14h{max(0.6, wide):.1f}"'
-        inside.append(f'<path class="p-{escape(name)}" {shape}>{title}</path>')
-        if wide > 70:
-            inside.append(_label(at + 3, 40, f"{name} {100 * seconds / whole:.0f}%"))
-        at += wide
-    told = ", ".join(f"{name} {100 * seconds / whole:.0f}%" for name, seconds in found.spent.items())
-    return drawing("spent", "Where the time of all ranks went", told, 46, inside)
+@dataclass(frozen=True)
+class Bar:
+    """A cell with an amount as a bar behind its text: from one part (0 to 1) of its width to another."""
+
+    text: str
+    until: float
+    since: float = 0.0
+    kind: str = ""
 
 
-def steps(found: Findings, ranks: Sequence[RankPart]) -> str:
-    """Of each rank the step times: from the fifth to the 95th percentile, and the median."""
-    late = stragglers(ranks) | {held.rank for held in found.held[:3]}
-    most = max((percentile(rank.durations, 0.95) for rank in ranks), default=0.0) or 1.0
-    each, lines, middles = _height(ranks, 14, 8), [], []
-
-    def x(seconds: float) -> float:
-        return LEFT + (WIDTH - LEFT - 60) * min(seconds / most, 1.05)
-
-    for at, rank in enumerate(ranks):
-        low, middle, high = (percentile(rank.durations, part) for part in (0.05, 0.5, 0.95))
-        y = each * (at + 0.7)
-        lines.append(f"M{x(low):.1f} {y:g}H{x(high) + 0.6:.1f}")
-        middles.append(f"M{x(middle):.1f} {y - each * 0.35:g}v{each * 0.7:g}")
-    bottom, marked = each * len(ranks) + 22, {at for at, rank in enumerate(ranks) if rank.rank in late}
-    names = _names([str(rank.rank) for rank in ranks], each, each * 0.2, marked)
-    inside = [_path("range", lines, each * 0.4), _path("middle", middles, 2), *names, *_axis(most, bottom - 6, x)]
-    named = ", ".join(map(str, sorted(late))) or "none"
-    return drawing("steps", "How long a step took on each rank", f"marked ranks: {named}", bottom, inside)
+def _cell(cell: object) -> str:
+    if not isinstance(cell, Bar):
+        return f"<td>{escape(str(cell))}</td>"
+    place = f"--a:{100 * cell.since:.1f}%;--b:{max(100 * cell.until, 100 * cell.since + 0.5):.1f}%"
+    return f'<td class="bar {escape(cell.kind)}" style="{place}">{escape(cell.text)}</td>'
 
 
-def memory(ranks: Sequence[RankPart]) -> str:
-    """Of each rank the most memory that it held, of the machine and of its GPU."""
-    most = max((max(rank.peak, rank.gpu) for rank in ranks), default=0) or 1
-    each, wide = _height(ranks, 14, 8), (WIDTH - LEFT - 100) / most
-    host = [f"M{LEFT} {each * (at + 0.6):g}h{rank.peak * wide:.1f}" for at, rank in enumerate(ranks)]
-    gpu = [f"M{LEFT} {each * (at + 0.85):g}h{rank.gpu * wide:.1f}" for at, rank in enumerate(ranks) if rank.gpu]
-    names = _names([f"rank {rank.rank}" for rank in ranks], each, each * 0.1)
-    inside = [_path("p-import", host, each * 0.5), _path("p-rendezvous", gpu, each * 0.25), *names]
-    told = f"at most {most / 2**30:.2f} GiB"
-    return drawing("memory", "The most memory that each rank held", told, each * len(ranks) + 6, inside)
-
-
-def table(heads: str, rows: Iterable[Sequence[object]], name: str = "Table") -> str:
-    """The same in numbers; *heads* with bars between them."""
+def table(heads: str, rows: Iterable[Sequence[object]], name: str = "") -> str:
+    """Numbers; *heads* with bars between them. One with a *name* is there for whoever opens it."""
     head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads.split("|"))
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    table_ = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<details><summary>{escape(name)}</summary><div class='wide'>{table_}</div></details>"
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    inside = f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return f"<details><summary>{escape(name)}</summary>{inside}</details>" if name else inside
 
 
 def legend(kinds: Mapping[str, str]) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import base64
+import functools
 import json
 import os
 import sys
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..compat import torch as torch_inside
 from ..scrub import scrubber
+from .summary import expanded, squeezed
 
 _MARK = "safedist: the clock"
 _MOST_SLICES = 20_000
@@ -28,29 +28,29 @@ class StepProfile:
 
     Args:
         first, last: the steps.
-        draft: a file for torch's own trace.
+        file: where what it saw is left (:func:`packed`).
     """
 
-    def __init__(self, first: int, last: int, draft: Path) -> None:
-        self._first, self._last, self._draft = first, last, draft
+    def __init__(self, first: int, last: int, file: Path) -> None:
+        self._first, self._last, self._file = first, last, file
         self._running: Any = None
         self._since = 0.0
         self._is_over = False
 
-    def ended(self, step: int) -> str:
-        """A step has ended: begin, go on, or end and hand the text over; "" for none."""
+    def ended(self, step: int) -> None:
+        """A step has ended: begin, go on, or end."""
         if step >= self._last:
-            return self.end()
-        if self._running is None and not self._is_over and step + 1 >= self._first:
-            return self._begin()
-        return ""
+            self.end()
+        elif self._running is None and not self._is_over and step + 1 >= self._first:
+            self._begin()
 
-    def _begin(self) -> str:
+    def _begin(self) -> None:
         try:
             from torch import profiler
 
             if torch_inside.is_profiled():  # a process has one: starting another one ends it
-                return self._fails("a profiler of the task's own is running")
+                self._fails("a profiler of the task's own is running")
+                return
             begun = profiler.profile()
             begun.start()
             for _ in range(2):  # the first one takes milliseconds
@@ -58,28 +58,27 @@ class StepProfile:
                     self._since = time.monotonic()
             self._running = begun
         except Exception as error:  # no torch, or whatever it raises
-            return self._fails(f"{type(error).__name__}: {error}")
-        return ""
+            self._fails(f"{type(error).__name__}: {error}")
 
-    def end(self) -> str:
-        """The text of what ran since it began; "" where nothing did."""
+    def end(self) -> None:
+        """Leave what ran since it began, if anything did."""
         begun, self._running, self._is_over = self._running, None, True
         if begun is None:
-            return ""
+            return
+        draft = self._file.with_suffix(".draft")
         try:
             begun.stop()
-            begun.export_chrome_trace(str(self._draft))
-            events = json.loads(self._draft.read_text(errors="replace"))["traceEvents"]
-            return packed(events, self._since, scrubber(os.environ))
+            begun.export_chrome_trace(str(draft))
+            events = json.loads(draft.read_text(errors="replace"))["traceEvents"]
+            draft.write_text(packed(events, self._since, scrubber(os.environ)))
+            draft.replace(self._file)
         except Exception as error:  # torch's, a full disk
-            return self._fails(f"{type(error).__name__}: {error}")
-        finally:
-            self._draft.unlink(missing_ok=True)
+            self._fails(f"{type(error).__name__}: {error}")
+            draft.unlink(missing_ok=True)
 
-    def _fails(self, why: str) -> str:
+    def _fails(self, why: str) -> None:
         self._is_over = True
         print(f"no profile of this rank: {why}", file=sys.stderr)  # noqa: T201  (its log)
-        return ""
 
 
 def packed(events: Sequence[Mapping[str, Any]], since: float, scrub: Callable[[str], str]) -> str:
@@ -88,26 +87,25 @@ def packed(events: Sequence[Mapping[str, Any]], since: float, scrub: Callable[[s
     zero = max(event["ts"] for event in whole if event["name"] == _MARK)
     slices = sorted((event for event in whole if event["name"] != _MARK), key=lambda event: -event["dur"])
     named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    text, most = "", _MOST_SLICES
+    shown, text, most = functools.cache(lambda name: scrub(name)[:100]), "", _MOST_SLICES
     while not text or len(text) > _CHARACTERS:
-        names, tracks = dict[str, int](), dict[tuple[Any, Any], int]()
+        tracks = dict[tuple[Any, Any], int]()
         rows = [
             (
-                names.setdefault(event["name"], len(names)),
+                shown(event["name"]),
                 tracks.setdefault((event["pid"], event["tid"]), len(tracks)),
                 round((event["ts"] - zero) * 1e3),
                 round(event["dur"] * 1e3),
             )
             for event in slices[:most]
         ]
-        shown = [named.get(track, str(track[1])).strip() for track in tracks]
-        data = {"since": since, "names": [scrub(name)[:100] for name in names], "tracks": shown, "rows": rows}
-        text, most = base64.b85encode(zlib.compress(json.dumps(data).encode())).decode(), most // 2
+        text = squeezed((since, [named.get(track, str(track[1])).strip() for track in tracks], rows))
+        most //= 2
     return text
 
 
 def unpacked(text: str) -> tuple[float, list[str], list[tuple[str, int, int, int]]]:
     """When its clock began; the names of its tracks; of each slice the name, the track, and nanoseconds from there, and
     how many it took."""
-    data = json.loads(zlib.decompress(base64.b85decode(text)))
-    return data["since"], data["tracks"], [(data["names"][name], *rest) for name, *rest in data["rows"]]
+    since, tracks, rows = expanded(text)
+    return since, tracks, rows

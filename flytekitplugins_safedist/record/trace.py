@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .events import NodePart, RankPart, RoundPart
 from .findings import found_in
 from .profile import unpacked
+from .summary import NodeSummary, RankSummary
 
 _NODES_OWN = 999_999
 """The thread that stands for a node itself; the others are ranks."""
@@ -17,11 +17,11 @@ _PROFILED = 1_000_000
 """The first thread of rank 0's profile; then that of rank 1's, and so on."""
 
 
-def trace(parts: Sequence[NodePart]) -> bytes:
+def trace(nodes: Sequence[NodeSummary]) -> bytes:
     """Nodes as processes, ranks as threads: phases, saves and stalls as slices, pace and stages as counters; of all
-    nodes' *parts*, in one clock."""
-    zero = found_in(parts).since
-    events = [event for part in parts for event in _of_node(part, zero)]
+    *nodes*, in one clock."""
+    zero = found_in(nodes).since
+    events = [event for node in nodes for event in _of_node(node, zero)]
     _nest([event for event in events if event["ph"] == "X"])
     data = {"displayTimeUnit": "ms", "traceEvents": events}
     return gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)
@@ -48,41 +48,48 @@ def _end(event: Mapping[str, Any]) -> float:
     return float(round(event["ts"] + event["dur"], 3))
 
 
-def _of_node(part: NodePart, zero: float) -> Iterator[dict[str, Any]]:
-    pid = max(0, part.node)  # of a node that came to no round
+def _of_node(node: NodeSummary, zero: float) -> Iterator[dict[str, Any]]:
+    pid = max(0, node.node)  # of a node that came to no round
+
+    def at(since: float) -> int:
+        return round((since - zero) * 1e6)
 
     def piece(tid: int, name: str, since: float, seconds: float, **args: object) -> dict[str, Any]:
-        times = {"ts": round((since - zero) * 1e6), "dur": max(1, round(seconds * 1e6))}
+        times = {"ts": at(since), "dur": max(1, round(seconds * 1e6))}
         return {"ph": "X", "pid": pid, "tid": tid, "name": name, "cat": "safedist", **times, "args": args}
 
+    def counter(name: str, since: float, value: float) -> dict[str, Any]:
+        return {"ph": "C", "pid": pid, "ts": at(since), "name": name, "args": {"value": value}}
+
     named = {"ph": "M", "pid": pid}
-    yield {**named, "name": "process_name", "args": {"name": f"node {part.node} ({part.host})"}}
+    yield {**named, "name": "process_name", "args": {"name": f"node {node.node} ({node.host})"}}
     yield {**named, "name": "thread_name", "tid": _NODES_OWN, "args": {"name": "the node"}}
-    for name, since, seconds in part.phases:
+    for name, since, seconds in node.phases:
         yield piece(_NODES_OWN, name, since, seconds)
-    for gpu in part.gpus:
-        for at, (busy, memory) in enumerate(zip(gpu.busy, gpu.memory, strict=True)):
-            ts = round((gpu.since + at * gpu.every - zero) * 1e6)
-            yield {"ph": "C", "pid": pid, "ts": ts, "name": f"GPU {gpu.index} busy (%)", "args": {"value": busy}}
-            yield {"ph": "C", "pid": pid, "ts": ts, "name": f"GPU {gpu.index} memory", "args": {"value": memory}}
-    for every in part.rounds:
-        title = f"round {every.round}"
-        yield piece(_NODES_OWN, title, every.since, every.until - every.since, why=every.why)
+    for gpu in node.gpus:
+        for number, (busy, memory) in enumerate(zip(gpu.busy, gpu.memory, strict=True)):
+            yield counter(f"GPU {gpu.index} busy (%)", gpu.since + number * gpu.every, busy)
+            yield counter(f"GPU {gpu.index} memory", gpu.since + number * gpu.every, memory)
+    for every in node.rounds:
+        yield piece(_NODES_OWN, f"round {every.round}", every.since, every.until - every.since, why=every.why)
         for rank in every.ranks:
             yield {**named, "name": "thread_name", "tid": rank.rank, "args": {"name": f"rank {rank.rank}"}}
-            for name, since, seconds in rank.phases:
-                yield piece(rank.rank, name, since, seconds, round=every.round)
-            for step, since, seconds in rank.saves:
-                yield piece(rank.rank, "save", since, seconds, step=step)
-            for since, seconds in rank.stalls:
-                yield piece(rank.rank, "stall", since, seconds)
-            for event in _profile(rank, zero - part.offset):
+            for name, since, seconds, args in _pieces(rank, every.round):
+                yield piece(rank.rank, name, rank.since + since, seconds, **args)
+            for event in _profile(rank, zero - node.offset):
                 yield {**event, "pid": pid}
-            for event in _counters(rank, every):
-                yield {**event, "pid": pid, "ts": round((event["ts"] - zero) * 1e6)}
+            for name, since, value in _counters(rank):
+                yield counter(name, rank.since + since, value)
 
 
-def _profile(rank: RankPart, zero: float) -> Iterator[dict[str, Any]]:
+def _pieces(rank: RankSummary, number: int) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
+    """What is drawn of a rank: name, begin, seconds, and more."""
+    yield from ((name, since, seconds, {"round": number}) for name, since, seconds in rank.phases)
+    yield from (("save", since, seconds, {"step": step}) for step, since, seconds in rank.saves)
+    yield from (("stall", since, seconds, {}) for since, seconds in rank.stalls)
+
+
+def _profile(rank: RankSummary, zero: float) -> Iterator[dict[str, Any]]:
     """What torch saw, on tracks beside the rank's."""
     if not rank.profile:
         return
@@ -95,13 +102,13 @@ def _profile(rank: RankPart, zero: float) -> Iterator[dict[str, Any]]:
         yield {"ph": "X", "tid": first + at, "name": name, "cat": "torch", **times}
 
 
-def _counters(rank: RankPart, every: RoundPart) -> Iterator[dict[str, Any]]:
-    """A value for each piece of the time in which it is another one."""
+def _counters(rank: RankSummary) -> Iterator[tuple[str, float, float]]:
+    """A value for each slice of the time in which it is another one: its name and begin."""
     rows = {f"rank {rank.rank} steps/s": (rank.pace, rank.rate / 9)}
     rows |= {f"rank {rank.rank} {name}": (row, 1 / 9) for name, row in rank.shares.items()}
     for name, (digits, unit) in rows.items():
-        each, before = (every.until - every.since) / max(1, len(digits)), ""
+        before = ""
         for at, digit in enumerate(digits):
             if digit != before:
-                yield {"ph": "C", "name": name, "ts": every.since + at * each, "args": {"value": int(digit) * unit}}
+                yield name, rank.sliced + at * rank.every, int(digit) * unit
             before = digit

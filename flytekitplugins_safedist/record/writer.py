@@ -1,7 +1,6 @@
 """A rank's own side: what it notes of itself, and the user's ``stage`` blocks.
 
-A stage costs microseconds and no system call; a line is written at most twice a second, and more seldom the longer a
-rank runs, so that its file stays below a megabyte. Nothing here may harm the rank: what cannot be written is not.
+A stage costs microseconds and no system call. Nothing here may harm the rank.
 """
 
 from __future__ import annotations
@@ -13,30 +12,21 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from ..handoff import Slot
 from ..scrub import scrubber
-from .events import VERSION, Event, Interval, PhaseDone, Profiled, RankStarted, SaveDone, bucket
+from . import layout
 from .profile import StepProfile
+from .summary import SLICES
 
-_FIRST_SECONDS = 0.5
-"""Between two lines, at first."""
+_SAMPLE_SECONDS = 1.0
+"""Between two looks at the processor's time and the memory, at least."""
 
-_FIRST_LINES = 4
-"""So many steps are written at once: a rank that hangs, or is killed, after a moment is to be seen, too."""
-
-_LINES = 256
-"""After so many the time between two of them is doubled."""
-
-_MOST_NAMES, _MOST_VALUES = 48, 8
-_NAME_CHARACTERS = 60
 _OTHERS = "(others)"
 _DEPTH = 4
 """Of stages within stages; what is deeper counts as the stage around it."""
-
-_MOST_SAVES = 500
 
 RECORDER: Slot[Recorder] = Slot()
 """What notes this rank's stages and steps: from the rank to the user's function."""
@@ -53,186 +43,194 @@ def stage(name: str) -> AbstractContextManager[object]:
         name: a short word, the same in every rank and step; of more than 48 names the others count as one.
     """
     recorder = RECORDER.value
-    return nullcontext() if recorder is None else Stage(recorder, name)
+    return nullcontext() if recorder is None or recorder.pid != os.getpid() else Stage(recorder, name)
 
 
 class Stage:
     """One run through a stage."""
 
-    __slots__ = ("_name", "_path", "_recorder", "_since")
+    __slots__ = ("_name", "_recorder", "_row", "_since")
 
     def __init__(self, recorder: Recorder, name: str) -> None:
         self._recorder, self._name = recorder, name
 
     def __enter__(self) -> None:
-        self._path = self._recorder.enter(self._name)
+        self._row = self._recorder.enter(self._name)
         self._since = time.monotonic()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._recorder.leave(self._path, self._since, time.monotonic())
+        self._recorder.leave(self._row, self._since, time.monotonic())
 
 
 class Recorder:
     """Notes what its rank does.
 
     Args:
-        path: the rank's file.
-        rank, round_no: which rank of which launch.
+        memory: the rank's, :data:`.layout.SIZE` bytes.
         at: when it had its order.
         profile: what looks into some of its steps.
+
+    Attributes:
+        pid: of the rank: a process that is forked from it has the same memory, and nothing of it is the rank's.
     """
 
-    def __init__(self, path: Path, *, rank: int, round_no: int, at: float, profile: StepProfile | None = None) -> None:
-        self._path, self._at, self._pid = path, at, os.getpid()
+    def __init__(self, memory: memoryview, *, at: float, profile: StepProfile | None = None) -> None:
+        self._noted, self._at, self.pid = layout.of(memory), at, os.getpid()
+        self._noted.clear(at)
+        self._shares = list(self._noted.shares)
+        self._pace = self._noted.pace
         self._names: dict[str, str] = {}
-        self._paths: set[str] = set()
+        self._rows: dict[str, layout.StageRow] = {}
+        self._shown = 0
         self._open = threading.local()
-        self._writing = threading.Lock()
-        self._every, self._lines, self._saves = _FIRST_SECONDS, 0, 0
-        self._values: dict[str, float] = {}
-        self._step, self._is_told, self._cycle = -1, False, ""
+        self._values: dict[str, layout.ValueRow] = {}
+        self._is_told, self._cycle = False, ""
         self._stepped, self._profile = 0.0, profile
-        self._clear(at)
-        self._write(RankStarted(VERSION, rank, round_no, at))
-
-    def _clear(self, now: float) -> None:
-        self._since, self._due = now, now + self._every
-        self._stages: dict[str, list[float]] = {}
-        self._steps, self._slowest = 0, (0.0, 0.0)
-        self._durations: dict[int, int] = {}
+        self._due = at
 
     # --- what the rank says ----------------------------------------------------------------------------------------
     def phase(self, name: str, since: float, seconds: float) -> None:
         """A phase has ended."""
-        self._flush(since + seconds)
-        self._write(PhaseDone(name, round(since, 4), round(seconds, 4)))
+        row = self._noted.phases[layout.PHASES.index(name)]
+        row.at, row.seconds, row.step = since - self._at, seconds, 1
+        self._sample(since + seconds)
+
+    def meet(self) -> None:
+        """The rank works with others: it makes a process group, or has begun Horovod."""
+        self._noted.met = 1
 
     def saved(self, step: int, since: float, seconds: float) -> None:
         """A step is saved."""
-        self._saves += 1
-        if self._saves <= _MOST_SAVES:
-            self._write(SaveDone(step, round(since, 4), round(seconds, 4)))
+        self._noted.note_save(step, since - self._at, seconds)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The latest that :meth:`progress` was told."""
+        return {name: row.number for name, row in self._values.items()}
 
     def progress(self, step: int, values: Mapping[str, float]) -> None:
         """A step has ended; what is known of it."""
+        if self.pid != os.getpid():
+            return
         now = time.monotonic()
         if not self._is_told:  # whatever was counted by its stages is not counted twice
-            self._is_told, self._stepped, self._durations, self._steps = True, 0.0, {}, 0
-        self._step = int(step)  # of any library's kind
+            self._is_told, self._stepped = True, 0.0
+            self._noted.clear_steps()
+        with suppress(OverflowError):  # of any library's kind, and size
+            self._noted.step = int(step)
         for name, value in values.items():
-            if name in self._values or len(self._values) < _MOST_VALUES:
-                with suppress(TypeError, ValueError):  # no number: nothing that a run should end for
-                    self._values[name] = float(value)
-        self._ended_step(now)
+            with suppress(TypeError, ValueError):  # no number: nothing that a run should end for
+                self._note_value(name, float(value))
+        self._end_step(now)
         if self._profile is not None:
-            self._profiled(self._profile.ended(self._step))
+            self._profile.ended(int(step))
             self._stepped = time.monotonic()  # what the profiler takes for itself is no step's
 
     def close(self, *, failed: bool) -> None:
-        """The rank ends: write what is left. Where it has failed, without what the profiler saw: it waits for what its
-        GPU still does, which may be a collective without its peers."""
-        self._flush(time.monotonic())
+        """The rank ends. Where it has failed, without what the profiler saw: that waits for what its GPU still does,
+        which may be a collective without its peers."""
+        self._sample(time.monotonic())
         if self._profile is not None and not failed:
-            self._profiled(self._profile.end())
+            self._profile.end()
 
-    def _profiled(self, text: str) -> None:
-        if text:
-            self._write(Profiled(text))
+    def _note_value(self, name: str, number: float) -> None:
+        row = self._values.get(name)
+        if row is None and len(self._values) < layout.VALUES:
+            row = self._values[name] = self._noted.values[len(self._values)]
+            row.name = _fitting(name, layout.NAME_BYTES)
+        if row is not None:
+            row.number = number
 
     # --- stages ----------------------------------------------------------------------------------------------------
-    def enter(self, name: str) -> str:
-        """A stage begins; its path."""
+    def enter(self, name: str) -> layout.StageRow:
+        """A stage begins."""
         stack = self._open.__dict__.setdefault("stack", [])
-        known = self._names.get(name) or self._new(name)
+        known = self._names.get(name) or self._new_name(name)
         path = known
         if stack:
             path = f"{stack[-1]}/{known}" if len(stack) < _DEPTH else stack[-1]
-        if path not in self._paths:
-            path = _OTHERS if len(self._paths) >= _MOST_NAMES else path
-            self._paths.add(path)
+        row = self._rows.get(path)
+        if row is None:
+            path, row = self._new_row(path, is_outer=not stack)
         stack.append(path)
         if not stack[1:] and not self._is_told:
             self._cycle = self._cycle or path
             if path == self._cycle:  # no steps are told: the first stage, begun again, ends one
-                self._ended_step(time.monotonic())
-        return path
+                self._end_step(time.monotonic())
+        return row
 
-    def leave(self, path: str, since: float, now: float) -> None:
+    def leave(self, row: layout.StageRow, since: float, now: float) -> None:
         """It has ended."""
+        if self.pid != os.getpid():
+            return
         stack = self._open.stack
         if stack:
             stack.pop()
         seconds = now - since
-        found = self._stages.get(path)
-        if found is None:
-            found = self._stages.setdefault(path, [0, 0.0, 0.0, 0.0])
-        found[0] += 1
-        found[1] += seconds
-        found[2] = max(found[2], seconds)
-        found[3] += now - self._at
+        row.times += 1
+        row.seconds += seconds
+        row.ends += now - self._at
+        row.longest = max(row.longest, seconds)
+        if row.share:
+            self._spread(self._shares[row.share - 1], seconds, since - self._at, now - self._at)
         if now >= self._due:
-            self._flush(now)
+            self._sample(now)
 
-    def _new(self, name: str) -> str:
-        if len(self._names) >= _MOST_NAMES:
+    def _new_name(self, name: str) -> str:
+        if len(self._names) >= layout.STAGES:
             return _OTHERS
-        shown = scrubber(os.environ)(str(name))[:_NAME_CHARACTERS].replace("/", "-").replace("|", "-") or _OTHERS
+        shown = scrubber(os.environ)(str(name)).replace("/", "-").replace("|", "-")
+        shown = _fitting(shown, layout.NAME_BYTES).decode(errors="ignore") or _OTHERS
         return self._names.setdefault(name, shown)
 
-    def _ended_step(self, now: float) -> None:
+    def _new_row(self, path: str, *, is_outer: bool) -> tuple[str, layout.StageRow]:
+        name = _fitting(path, layout.PATH_BYTES)
+        path = name.decode(errors="ignore") if len(self._rows) < layout.STAGES else _OTHERS
+        row = self._rows.get(path)
+        if row is None:
+            row = self._rows[path] = self._noted.stages[len(self._rows)]
+            row.name = path.encode()
+            if is_outer and self._shown < layout.SHARES:
+                self._shown += 1
+                row.share = self._shown
+        return path, row
+
+    def _end_step(self, now: float) -> None:
         began, self._stepped = self._stepped, now
-        if not began:
-            return
-        seconds, self._steps = now - began, self._steps + 1
-        number = bucket(seconds)
-        self._durations[number] = self._durations.get(number, 0) + 1
-        if seconds > self._slowest[1]:
-            self._slowest = (round(began, 4), round(seconds, 4))
-        if now >= self._due or self._lines < _FIRST_LINES:
-            self._flush(now)
+        self._noted.stepped = now - self._at
+        if began:
+            self._noted.note_step(began - self._at, now - began)
+            self._spread(self._pace, 1.0, began - self._at, now - self._at)
+        if now >= self._due:
+            self._sample(now)
 
-    # --- the file --------------------------------------------------------------------------------------------------
-    def _flush(self, now: float) -> None:
-        # Of a process that was forked from the rank nothing is the rank's. Another thread that writes does it for both.
-        if os.getpid() != self._pid or not self._writing.acquire(blocking=False):
+    # --- over time -------------------------------------------------------------------------------------------------
+    def _spread(self, slices: Any, amount: float, since: float, until: float) -> None:
+        """Add an amount to the slices of a stretch of time, to each its part."""
+        every = self._noted.every
+        while until >= SLICES * every:
+            self._noted.halve()
+            every = self._noted.every
+        first, last = max(0, int(since / every)), int(until / every)
+        if first == last:
+            slices[last] += amount
             return
-        try:
-            if self._stages or self._steps:
-                self._write(self._interval(now))
-                self._lines += 1
-                if self._lines % _LINES == 0:
-                    self._every *= 2
-            self._clear(now)
-        finally:
-            self._writing.release()
+        each = amount / (until - since)
+        for at in range(first, last + 1):
+            slices[at] += each * (min(until, (at + 1) * every) - max(since, at * every))
 
-    def _interval(self, now: float) -> Interval:
+    def _sample(self, now: float) -> None:
+        self._due = now + _SAMPLE_SECONDS
         used = resource.getrusage(resource.RUSAGE_SELF)
-        stages = {name: (int(n), round(s, 6), round(m, 6), round(e, 6)) for name, (n, s, m, e) in self._stages.items()}
-        return Interval(
-            since=round(self._since, 4),
-            seconds=round(now - self._since, 4),
-            stages=stages,
-            steps=self._steps,
-            step=self._step,
-            durations=self._durations,
-            slowest=self._slowest,
-            values=self._values,
-            cpu=round(used.ru_utime + used.ru_stime, 3),
-            peak=used.ru_maxrss * 1024,
-            gpu=_on_gpu(),
-        )
+        self._noted.cpu, self._noted.peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+        self._noted.gpu = max(self._noted.gpu, _on_gpu())
 
-    def _write(self, event: Event) -> None:
-        # By name each time: a task may close every descriptor that is not its own, and the number be another file's.
-        with suppress(OSError):
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(file, event.line().encode())
-            finally:
-                os.close(file)
+
+def _fitting(text: str, most: int) -> bytes:
+    """The first bytes of a text, whole letters, without what ends a name there."""
+    return text.replace("\0", "").encode("utf-8", "replace")[: most - 1].decode(errors="ignore").encode()
 
 
 def _on_gpu() -> int:

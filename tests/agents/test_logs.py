@@ -51,7 +51,8 @@ def test_a_traceback_after_the_function_is_not_lost(warm, tmp_path):
 
 def test_one_line_at_the_start_and_one_at_the_end(warm, tmp_path, ranks_gate):
     ended = warm.run("job_shapes:who_torch", tmp_path / "job", environment=ranks_gate.environment)
-    start, end = [line for line in ended.err.splitlines() if line.startswith("[safedist]")]
+    start, alone, end = [line for line in ended.err.splitlines() if line.startswith("[safedist]")]
+    assert "each of the 2 ranks worked alone" in alone  # they tell who they are, and do nothing together
     for fact in ("torch", "node 0 of 1", "2 rank(s) per node", "world_size 2", "preload", "max_restarts 0", "code "):
         assert fact in start, start
     assert re.search(

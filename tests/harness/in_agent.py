@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.harness import nvml
 from tests.harness.procs import say, wait_for_word
-from tests.harness.product import policy, seen, verdict
+from tests.harness.product import policy, run_record, verdict
 
 
 def adapt() -> None:
@@ -19,7 +19,7 @@ def adapt() -> None:
     """
     nvml.load()
     if "TEST_PAGE_SECONDS" in os.environ:
-        seen.PAGE_SECONDS = float(os.environ["TEST_PAGE_SECONDS"])
+        run_record.PAGE_SECONDS = float(os.environ["TEST_PAGE_SECONDS"])
     if "TEST_PUTS_WAIT" in os.environ:
         policy.TURN_SECONDS = 0.0
         put_new = verdict.put_new

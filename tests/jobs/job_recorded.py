@@ -100,6 +100,21 @@ def one_raises() -> None:
         time.sleep(30)
 
 
+@task(task_config=SafeTorch(nproc_per_node=2))
+def each_alone() -> dict[str, float]:
+    """Trains without a process group."""
+    me = current_rank()
+    for step in range(3):
+        me.progress(step, loss=1 / (2 + step), rank=me.rank)
+    return me.values
+
+
+@task(task_config=SafeTorch(nproc_per_node=1), enable_deck=True)
+def raises_megabytes() -> None:
+    """As a library does that shows a tensor."""
+    raise ValueError(f"the first words {'x' * 5_000_000} the last words")
+
+
 @task(task_config=THREE, enable_deck=True)
 def one_is_killed() -> None:
     """As the kernel or a person does it."""

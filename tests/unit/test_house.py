@@ -58,7 +58,7 @@ STATE = {
     "lastwords": "why the job failed",
     "rank.context": "who this rank is, and what is to be done at the end of its function",
     "rank.task": "what is being imported: the task may be called meanwhile",
-    "record.node": "how long staging took",
+    "record.summary": "how long staging took",
     "record.writer": "what notes this rank's stages",
 }
 """Modules that hold state, and why; every other one is the same after a call as before it."""

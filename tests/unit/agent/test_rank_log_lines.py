@@ -203,6 +203,13 @@ def test_a_progress_bar_is_shown_as_a_terminal_would_in_the_end(tmp_path: Path) 
     assert shown.text == "0 100%|##########\n0 done\n"
 
 
+def test_what_nested_bars_do_to_a_cursor_is_no_line(tmp_path: Path) -> None:
+    log = tmp_path / "0"
+    with following(("0 ", log)) as shown:
+        append(log, b"\n\x1b[A\n\x1b[A\r      \x1b[A\n{'eval_loss': 1.5}\n\n")
+    assert shown.text == "0 \n0 {'eval_loss': 1.5}\n0 \n", "a line that was empty by itself stays"
+
+
 def test_text_cut_within_a_character_is_joined_and_garbage_is_shown_as_such(tmp_path: Path) -> None:
     log = tmp_path / "0"
     euro = "€".encode()
@@ -261,6 +268,8 @@ def test_a_follower_leaves_no_thread_behind(tmp_path: Path) -> None:
         (b"a\rb", "b"),
         (b"a\rb\r", "b"),
         (b"\r", ""),
+        (b"\x1b[A\x1b[A{'loss': 1}", "{'loss': 1}"),
+        (b"\x1b[1;31mred\x1b[0m", "\x1b[1;31mred\x1b[0m"),
         (b"\xe2\x82\xac", "€"),
         (b"\xe2\x82", "\ufffd"),
     ],

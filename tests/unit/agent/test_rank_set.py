@@ -141,7 +141,7 @@ def test_orders_of_a_round_share_no_file_with_another_rank_or_round(job):
     again = [replace(each, round=2) for each in here]
     orders = [order_of(context, job) for context in (*here, *again)]
     assert len({order.log for order in orders}) == 4
-    for name in ("page", "result", "types", "decks", "events", "profile", "stacks", "records"):
+    for name in ("page", "result", "types", "decks", "profile", "stacks", "records"):
         assert len({getattr(order.files, name) for order in orders}) == 4
 
 

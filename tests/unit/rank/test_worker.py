@@ -89,6 +89,15 @@ class Unspeakable(Exception):
         raise RuntimeError("no words")
 
 
+def test_frames_of_a_package_beside_ours_whose_name_begins_with_ours_are_the_users() -> None:
+    place = f"{Path(recording.__file__).parents[1]}_tasks/train.py"
+    inside: dict[str, Any] = {}
+    exec(compile("def train():\n    raise LossError('bad loss')", place, "exec"), {"LossError": LossError}, inside)
+    with pytest.raises(LossError) as caught:
+        inside["train"]()
+    assert f'File "{place}", line 2, in train' in recording.own_frames_cut(caught.value)
+
+
 def test_a_record_has_type_message_and_the_whole_traceback_with_its_causes() -> None:
     error = LossError("bad loss")
     error.__cause__ = KeyError("k")

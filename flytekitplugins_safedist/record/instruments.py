@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_UNITS = {"s": "_seconds", "By": "_bytes", "1": "_ratio"}
-"""Of Prometheus, for those of UCUM; a unit in braces only says what is counted (OpenTelemetry's specification,
-"Prometheus and OpenMetrics Compatibility")."""
-
 
 @dataclass(frozen=True)
 class Instrument:
@@ -28,19 +24,9 @@ class Instrument:
     counts: bool = False
     label: str = ""
 
-    @property
-    def in_prometheus(self) -> str:
-        """The name there, without the ``_total`` that a counter ends with."""
-        return plain(self.name) + _UNITS.get(self.unit, "")
-
 
 Readings = Mapping[Instrument, Mapping[str, float]]
 """The values of each, by that of its label."""
-
-
-def plain(name: str) -> str:
-    """A name with dots, for Prometheus."""
-    return name.replace(".", "_")
 
 
 RESTARTS = Instrument(

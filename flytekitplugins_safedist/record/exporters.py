@@ -1,0 +1,110 @@
+"""The ways out of a node for what is measured there: OpenTelemetry's own library, in this process, for Prometheus and
+for a collector.
+
+No job fails for them: what cannot be begun is a warning, and what is away is tried again by the library, on a thread of
+its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..config.options import Metrics
+from .instruments import TABLE, Instrument, Readings
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Observation
+
+logger = logging.getLogger(__name__)
+
+_LAST_EXPORT_SECONDS = 1.5
+"""That the end of a job waits for it."""
+
+
+def begin(
+    metrics: Metrics,
+    read: Callable[[], Readings],
+    labels: Mapping[str, str],
+    held: ExitStack,
+    warn: Callable[[str], object],
+) -> None:
+    """Begin to tell what is measured here.
+
+    Args:
+        metrics: which ways the user wants.
+        read: gives the latest values; called in threads of the library.
+        labels: attributes of all of them, with OpenTelemetry's names.
+        held: ends it all, after a last export of what *read* gives then.
+        warn: takes a sentence on each way that is not there.
+    """
+    ways: list[tuple[str, Callable[[], Any]]] = []
+    if metrics.prometheus is not None:
+        ways.append(("prometheus", partial(_scraped, metrics.prometheus, held)))
+    if metrics.otlp:
+        ways.append(("otlp", _sending))
+    readers = []
+    for name, way in ways:
+        try:
+            readers.append(way())
+        except ImportError as error:
+            warn(f"no metrics for {name}: {error}: the image needs it (docs/metrics.md)")
+        except Exception as error:  # a port that is taken; a variable that the library cannot read
+            warn(f"no metrics for {name}: {type(error).__name__}: {error}")
+    if readers:
+        held.callback(measure(readers, read, labels))
+
+
+def _scraped(port: int, held: ExitStack) -> Any:
+    """What answers Prometheus at a port of every address of this pod."""
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()  # not the process's global one, which has more than ours
+    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104  (a pod's; it has one of them)
+    server, _ = start_http_server(port, everywhere, registry)
+    held.callback(server.server_close)
+    held.callback(server.shutdown)
+    return PrometheusMetricReader(registry=registry, scope_info_enabled=False)
+
+
+def _sending() -> Any:
+    """What sends to a collector, as the OTEL_* variables of this process say."""
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    return PeriodicExportingMetricReader(OTLPMetricExporter())
+
+
+def measure(readers: list[Any], read: Callable[[], Readings], labels: Mapping[str, str]) -> Callable[[], object]:
+    """Have them read, until what is returned is called."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+    # What the variables say of the resource comes before what we say.
+    resource = Resource.create(labels).merge(OTELResourceDetector().detect())
+    # Not the process's global one, which may be the user's.
+    provider = MeterProvider(readers, resource, shutdown_on_exit=False)
+    meter = provider.get_meter("flytekitplugins_safedist")
+    for each in TABLE:
+        create = meter.create_observable_counter if each.counts else meter.create_observable_gauge
+        create(each.name, [partial(_observed, each, read)], each.unit, each.help)
+
+    def end() -> None:
+        try:
+            provider.shutdown(timeout_millis=_LAST_EXPORT_SECONDS * 1000)
+        except Exception as error:  # whatever an exporter raises: the job has its result
+            logger.debug(f"the last metrics are not sent: {type(error).__name__}: {error}")
+
+    return end
+
+
+def _observed(instrument: Instrument, read: Callable[[], Readings], _options: object) -> Iterator[Observation]:
+    from opentelemetry.metrics import Observation
+
+    for label, value in read().get(instrument, {}).items():
+        yield Observation(value, {instrument.label: label} if instrument.label else {})

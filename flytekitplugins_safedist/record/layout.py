@@ -1,0 +1,224 @@
+"""What a rank notes of itself, in the memory that it shares with its agent: always up to date, whoever ends the rank
+how, and of one size, whatever the length of the run. The rank writes (:mod:`.writer`), its agent reads (:func:`read`).
+
+Each number has one writer and is aligned: the processor never shows half of one. What is read meanwhile may be one
+event ahead of the number beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+
+from .summary import SLICES, VERSION, RankSummary, StageTimes, bucket, percentile, seconds_of
+
+PHASES = ("import", "inputs", "function", "outputs")
+"""Of a rank, one after the other."""
+
+STAGES, VALUES, SHARES = 48, 8, 8
+"""Names of stages, besides those that share one; values of a step; stages whose share of each slice is noted."""
+
+NAME_BYTES, PATH_BYTES = 64, 200
+_LONGEST, _SAVES = 12, 24
+_FIRST_BUCKET, _BUCKETS = bucket(1e-6), 304
+_FIRST_SLICE_SECONDS = 1 / 64
+
+STALL_TIMES, STALL_SECONDS = 10.0, 1.0
+"""A step is a stall that took ten times as long as most, and a second."""
+
+
+class Span(ctypes.Structure):
+    """A stretch of time: its begin, from the rank's, and seconds; and a number."""
+
+    _fields_ = (("at", ctypes.c_double), ("seconds", ctypes.c_double), ("step", ctypes.c_int64))
+
+
+class StageRow(ctypes.Structure):
+    """As :class:`.StageTimes`, with the sum of its ends; ``share`` is its place in the slices, from 1."""
+
+    _fields_ = (
+        ("times", ctypes.c_int64),
+        ("seconds", ctypes.c_double),
+        ("longest", ctypes.c_double),
+        ("ends", ctypes.c_double),
+        ("share", ctypes.c_int64),
+        ("name", ctypes.c_char * PATH_BYTES),
+    )
+
+
+class ValueRow(ctypes.Structure):
+    """A number that the user has named."""
+
+    _fields_ = (("number", ctypes.c_double), ("name", ctypes.c_char * NAME_BYTES))
+
+
+class RankMemory(ctypes.Structure):
+    """All of it, as in :class:`.RankSummary`.
+
+    ``began`` is when the rank had its order, by the node's clock: 0 where it has noted nothing; other times count from
+    there. ``stepped`` is when the latest step ended.
+    """
+
+    _fields_ = (
+        ("version", ctypes.c_int64),
+        ("began", ctypes.c_double),
+        ("phases", Span * len(PHASES)),
+        ("steps", ctypes.c_int64),
+        ("step", ctypes.c_int64),
+        ("stepped", ctypes.c_double),
+        ("met", ctypes.c_int64),
+        ("durations", ctypes.c_int64 * _BUCKETS),
+        ("longest", Span * _LONGEST),
+        ("saved", ctypes.c_int64),
+        ("saves", Span * _SAVES),
+        ("values", ValueRow * VALUES),
+        ("cpu", ctypes.c_double),
+        ("peak", ctypes.c_int64),
+        ("gpu", ctypes.c_int64),
+        ("every", ctypes.c_double),
+        ("pace", ctypes.c_float * SLICES),
+        ("shares", ctypes.c_float * SLICES * SHARES),
+        ("stages", StageRow * (STAGES + 1)),
+    )
+
+    def clear(self, began: float) -> None:
+        """As a rank begins that had its order then."""
+        ctypes.memset(ctypes.addressof(self), 0, SIZE)
+        self.began, self.step, self.every, self.version = began, -1, _FIRST_SLICE_SECONDS, VERSION
+
+    def clear_steps(self) -> None:
+        """Forget those that were counted so far."""
+        self.steps, self.stepped = 0, 0.0
+        for array in (self.durations, self.longest, self.pace):
+            ctypes.memset(ctypes.addressof(array), 0, ctypes.sizeof(array))
+
+    def note_step(self, at: float, seconds: float) -> None:
+        """A step has ended that began *at* that time."""
+        self.steps += 1
+        self.durations[min(_BUCKETS - 1, bucket(seconds) - _FIRST_BUCKET)] += 1
+        if seconds > STALL_SECONDS:
+            shortest = min(self.longest, key=lambda each: each.seconds)
+            if seconds > shortest.seconds:
+                shortest.seconds, shortest.at = seconds, at
+
+    def note_save(self, step: int, at: float, seconds: float) -> None:
+        """A step is saved; training stood still for some seconds from *at* on."""
+        row = self.saves[self.saved % _SAVES]
+        row.at, row.seconds, row.step = at, seconds, step
+        self.saved += 1
+
+    def halve(self) -> None:
+        """Have slices that are twice as long."""
+        for row in (self.pace, *self.shares):
+            pairs = [row[at] + row[at + 1] for at in range(0, SLICES, 2)]
+            row[:] = pairs + [0.0] * (SLICES - len(pairs))
+        self.every *= 2
+
+
+SIZE = ctypes.sizeof(RankMemory)
+"""Bytes of it."""
+
+
+def of(memory: memoryview) -> RankMemory:
+    """A rank's, to be written."""
+    return RankMemory.from_buffer(memory)
+
+
+def stall_seconds(memory: memoryview, now: float) -> float:
+    """In steps that took much longer than most, with the one that goes on."""
+    noted = RankMemory.from_buffer_copy(memory)
+    durations = _durations(noted)
+    limit, goes_on = _limit(durations), _step_goes_on(noted, now)
+    ended = sum(count * seconds_of(number) for number, count in durations.items() if seconds_of(number) > limit)
+    return ended + (goes_on if goes_on > limit else 0.0)
+
+
+def read(memory: memoryview, rank: int, *, since: float, until: float, how: str) -> RankSummary:
+    """What a rank has noted.
+
+    Args:
+        memory: its.
+        rank: its number.
+        since: when its round began, by the node's clock.
+        until: when it ended; or now.
+        how: see :class:`.RankSummary`.
+    """
+    summary = RankSummary(rank, since, until, how)
+    noted = RankMemory.from_buffer_copy(memory)
+    if noted.version == VERSION and math.isfinite(noted.began):
+        with suppress(ValueError, OverflowError):  # what code of the task may write there: no numbers
+            _fill(summary, noted)
+    else:
+        summary.phases = [("start", 0.0, max(0.0, until - since))]
+    return summary
+
+
+def _fill(summary: RankSummary, noted: RankMemory) -> None:
+    shift = noted.began - summary.since
+    summary.phases = list(_phases(summary, noted, shift))
+    summary.steps, summary.step, summary.durations = noted.steps, noted.step, _durations(noted)
+    summary.met, summary.saved, count = bool(noted.met), noted.saved, min(noted.saved, _SAVES)
+    saves = [noted.saves[number % _SAVES] for number in range(noted.saved - count, noted.saved)]
+    summary.saves = [(each.step, shift + each.at, each.seconds) for each in saves]
+    summary.values = {_name(each): each.number for each in noted.values if each.name}
+    summary.cpu, summary.peak, summary.gpu = noted.cpu, noted.peak, noted.gpu
+    for row in noted.stages:
+        if row.times:
+            end = shift + row.ends / row.times
+            summary.stages[_name(row)] = StageTimes(row.times, row.seconds, row.longest, end)
+    limit = _limit(summary.durations)
+    stalls = [(shift + each.at, each.seconds) for each in noted.longest if each.seconds > limit]
+    goes_on = _step_goes_on(noted, summary.until) if summary.how != "returned" else 0.0
+    summary.stalls = sorted([*stalls, *([(shift + noted.stepped, goes_on)] if goes_on > limit else [])])
+    _slice(summary, noted, shift)
+
+
+def _slice(summary: RankSummary, noted: RankMemory, shift: float) -> None:
+    count = max(1, min(SLICES, math.ceil((summary.until - noted.began) / noted.every)))
+    summary.sliced, summary.every = shift, noted.every
+    most = max(noted.pace)
+    summary.rate = most / noted.every
+    summary.pace = "".join(_digit(each / most) for each in noted.pace[:count]) if most else ""
+    summary.shares = {
+        _name(row): "".join(_digit(each / noted.every) for each in noted.shares[row.share - 1][:count])
+        for row in noted.stages
+        if 0 < row.share <= SHARES
+    }
+
+
+def _phases(summary: RankSummary, noted: RankMemory, shift: float) -> Iterator[tuple[str, float, float]]:
+    """With the start before them, and the phase that the rank was in when it ended."""
+    yield "start", 0.0, max(0.0, shift)
+    end = shift
+    for name, row in zip(PHASES, noted.phases, strict=True):
+        if not row.step:
+            if summary.how != "returned":
+                yield name, end, max(0.0, summary.until - summary.since - end)
+            return
+        yield name, shift + row.at, row.seconds
+        end = shift + row.at + row.seconds
+
+
+def _durations(noted: RankMemory) -> dict[int, int]:
+    return {_FIRST_BUCKET + at: count for at, count in enumerate(noted.durations) if count}
+
+
+def _limit(durations: dict[int, int]) -> float:
+    """Seconds of a step that are no stall."""
+    return max(STALL_SECONDS, STALL_TIMES * percentile(durations, 0.5)) if durations else math.inf
+
+
+def _step_goes_on(noted: RankMemory, now: float) -> float:
+    """Seconds of the step that has not ended; 0 where the rank makes none any more."""
+    is_over = noted.phases[PHASES.index("function")].step
+    return max(0.0, now - noted.began - noted.stepped) if noted.stepped and not is_over else 0.0
+
+
+def _name(row: StageRow | ValueRow) -> str:
+    return bytes(row.name).decode("utf-8", "replace")
+
+
+def _digit(part: float) -> str:
+    return str(min(9, max(1, round(9 * part)))) if part > 0.001 else "0"

@@ -1,0 +1,392 @@
+"""The run of a job as one node sees it: fed with what becomes of its ranks, it keeps the node's summary, sends it to
+node 0, measures, and makes the page of the whole job on the node that uploads the verdict."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..config.options import Metrics
+from ..errors import FsTimeoutError
+from ..fs.store import bounded
+from ..hangs.gpus import GpuUse
+from ..log import PREFIX
+from ..scrub import scrubber
+from ..store.errors import one_line
+from . import exporters, findings, instruments, layout, page, run_page, trace
+from .clocks import Offset
+from .instruments import Instrument, Readings
+from .line import Line, on_terminal
+from .pace import Pace, status
+from .run_page import ConsoleDeck, Kept
+from .summary import EARLIER, GpuSummary, NodeSummary, RoundSummary, merged, packed
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the ranks and the GPUs."""
+
+PAGE_SECONDS = 60.0
+"""Between two uploads of the page of a job that runs, at least."""
+
+_LEAVE_SECONDS = 10.0
+"""For a file that is left in a store."""
+
+_CANCEL_SECONDS = 5.0
+_JOB_BYTES = 16 << 20
+_NODE_BYTES = 16 << 10, 256 << 10
+"""What all nodes may send to node 0, and a single one at least and at most."""
+
+_FULL_ROUNDS = 8
+"""The latest; of those before them nothing is kept of single ranks."""
+
+_MOST_ROUNDS = 100
+_WHY_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank of this node, as its agent sees it.
+
+    Attributes:
+        rank: its number.
+        memory: what it notes of itself (:mod:`.layout`).
+        how: it ended, as in :class:`.RankSummary`; ``running``.
+        until: when it ended, or now, by the monotonic clock.
+        profile: file that it leaves what torch.profiler saw in.
+        steps, step, steps_to_come: how many it has told, which one it is in, -1 for none, and how many there are.
+        resident: bytes of memory that its process holds; None where there is none.
+        debugged: says now how often a person has begun to be asked in its debugger, and how often that has ended.
+    """
+
+    rank: int
+    memory: memoryview
+    how: str
+    until: float
+    profile: Path
+    steps: int = 0
+    step: int = -1
+    steps_to_come: int = 0
+    resident: int | None = None
+    debugged: Callable[[], int] = int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run before its first round.
+
+    Attributes:
+        task: its name.
+        is_local: nothing of it goes to Flyte.
+        has_deck: whether Flyte shows the task's decks.
+        console: where the page is uploaded while the job runs; None: nowhere.
+        environment: variables whose values must not show.
+        terminal: variables of this process, which may have a terminal.
+        metrics: which of them the user wants.
+        labels: of all metrics, with OpenTelemetry's names.
+        gpus: how those of this node are used.
+        inputs: files and bytes that were downloaded for all its ranks, so far.
+        prepared: seconds that preparing took.
+        nproc_per_node: ranks of each node.
+    """
+
+    task: str
+    is_local: bool
+    has_deck: bool
+    console: ConsoleDeck | None
+    environment: Mapping[str, str]
+    terminal: Mapping[str, str]
+    metrics: Metrics
+    labels: Mapping[str, str]
+    gpus: Callable[[], Sequence[GpuUse]]
+    inputs: Callable[[], tuple[int, int]]
+    prepared: float
+    nproc_per_node: int
+
+
+@dataclass(frozen=True)
+class JobCosts:
+    """What the job has spent so far: for each restart and each node that was lost, why."""
+
+    restarts: Sequence[str] = ()
+    losses: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The page of a run, for Flyte's deck, and where it is as a file; "" where there is none."""
+
+    page: str = ""
+    file: str = ""
+
+
+@dataclass
+class _Round:
+    """The one that goes on: when it began, and the longest message that this node may send."""
+
+    number: int = -1
+    since: float = 0.0
+    limit: int = 0
+    is_open: bool = False
+    paces: dict[int, Pace] = field(default_factory=lambda: defaultdict(Pace))
+
+
+class RunRecord:
+    """This node's part, and on node 0 the whole.
+
+    Args:
+        run: what is known.
+        hosts: whether the job's coordinator is in this process.
+        send: takes this node's summary, for node 0.
+        others: what other nodes have sent so, and what to add to their times for this node's.
+        course: what the job has spent so far.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        hosts: Callable[[], bool],
+        send: Callable[[str], object],
+        others: Callable[[], Iterable[tuple[str, Offset]]],
+        course: Callable[[], JobCosts],
+    ) -> None:
+        self._run, self._hosts, self._send, self._others, self._course = run, hosts, send, others, course
+        self._scrub = scrubber(run.environment)
+        self._node = NodeSummary(-1, socket.gethostname())
+        self._round, self._next_look, self._next_page, self._waited = _Round(), 0.0, 0.0, 0.0
+        self._waiting_since = now = time.monotonic()
+        began = now - run.prepared
+        for name, (since, seconds) in (EARLIER.value or {}).items():
+            self._phase(name, since, seconds)
+            self._phase("import", since + seconds, began - since - seconds)
+        self._phase("prepare", began, run.prepared)
+        self._views: Sequence[RankView] = ()
+        self._values: Readings = {}
+        self._upload: threading.Thread | None = None
+        self._line: Line | None = None
+        self._held = ExitStack()
+        if run.metrics.otlp or run.metrics.prometheus is not None:
+            exporters.begin(run.metrics, lambda: self._values, run.labels, self._held, logger.warning)
+        if run.is_local and on_terminal(run.terminal):
+            self._line = Line(lambda: sum(view.debugged() for view in self._views))
+            self._held.enter_context(self._line.shown())
+
+    def _phase(self, name: str, since: float, seconds: float) -> None:
+        if seconds > 0:
+            self._node.phases.append((name, since, seconds))
+        del self._node.phases[: -2 * _MOST_ROUNDS]
+
+    # --- round by round ----------------------------------------------------------------------------------------------
+    def begins(self, number: int, node_rank: int, *, nnodes: int, checked: float = 0.0) -> None:
+        """Every node is there, and was *checked* for so many seconds: a round begins."""
+        now = time.monotonic()
+        waited = now - checked - self._waiting_since
+        self._waited += waited
+        self._phase("rendezvous", self._waiting_since, waited)
+        self._phase("preflight", now - checked, checked)
+        self._node.node = node_rank
+        self._node.rounds.append(RoundSummary(number, now, now, nnodes * self._run.nproc_per_node))
+        del self._node.rounds[:-_MOST_ROUNDS]
+        least, most = _NODE_BYTES
+        paces = self._round.paces
+        self._round = _Round(number, now, min(most, max(least, _JOB_BYTES // nnodes)), is_open=True, paces=paces)
+        for pace in paces.values():
+            pace.again()
+
+    def why(self, text: str) -> None:
+        """Why the latest round ended, as the coordinator says."""
+        if self._node.rounds:
+            self._node.rounds[-1].why = self._scrub(text)[:_WHY_CHARACTERS]
+
+    def over(self, views: Callable[[], Sequence[RankView]], why: str = "") -> None:
+        """The ranks of the round have ended, for what this node has found: node 0 is to know, before it hears of that
+        end itself."""
+        try:
+            if why:
+                self.why(why)
+            if self._round.is_open:
+                self._end_round(views())
+        except Exception as error:  # no job fails for its picture
+            logger.warning(f"the record of this run lacks the end of a round: {type(error).__name__}: {error}")
+
+    def _end_round(self, views: Sequence[RankView]) -> None:
+        self._round.is_open, self._waiting_since = False, time.monotonic()
+        unseen = [replace(view, how="nobody saw its end") if view.how == "running" else view for view in views]
+        self._node.rounds[-1] = self._read(unseen)
+        for older in self._node.rounds[:-_FULL_ROUNDS]:
+            older.ranks = []
+        self._see(views)
+        self._send(packed(self._node, self._round.limit))
+
+    def _read(self, views: Sequence[RankView]) -> RoundSummary:
+        latest = self._node.rounds[-1]
+        ranks = []
+        for view in views:
+            summary = layout.read(view.memory, view.rank, since=latest.since, until=view.until, how=view.how)
+            with suppress(OSError):
+                summary.profile = view.profile.read_text()
+            ranks.append(summary)
+        return replace(latest, until=max((view.until for view in views), default=time.monotonic()), ranks=ranks)
+
+    # --- while it runs -----------------------------------------------------------------------------------------------
+    def look(self, views: Callable[[], Sequence[RankView]]) -> None:
+        """Where it is time, see how far the ranks are, and tell: metrics, a person at a terminal, node 0, and from
+        there Flyte's console. One upload at a time, in a thread: a store that is slow holds up nothing here."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        shown = views()
+        self._see(shown)
+        if self._line is not None and shown and self._round.is_open:
+            self._line.draw(self._status(shown, now))
+        if self._run.console is None or not shown or now < self._next_page:
+            return
+        if self._upload is None or not self._upload.is_alive():
+            self._next_page = now + PAGE_SECONDS
+            with suppress(RuntimeError):  # the container may have no further thread: no job fails for its picture
+                self._tell(self._so_far(shown))
+
+    def _so_far(self, views: Sequence[RankView]) -> NodeSummary:
+        if not self._round.is_open:  # its ranks here have ended; those of other nodes may go on
+            return self._node
+        latest = replace(self._read(views), why="it goes on")
+        return replace(self._node, rounds=[*self._node.rounds[:-1], latest])
+
+    def _see(self, views: Sequence[RankView]) -> None:
+        now, self._views = time.monotonic(), views or self._views  # who has the terminal is asked after the round, too
+        for view in views:
+            self._round.paces[view.rank].see(view.steps, layout.stall_seconds(view.memory, view.until), now)
+        gpus, self._node.inputs = self._run.gpus(), self._run.inputs()
+        for gpu in gpus:
+            if gpu.busy is not None and gpu.memory is not None:
+                self._of_gpu(gpu, now).note(gpu.busy, gpu.memory, now)
+        self._values = self._measured(views, gpus)
+
+    def _of_gpu(self, gpu: GpuUse, now: float) -> GpuSummary:
+        summary = next((each for each in self._node.gpus if each.index == gpu.index), None)
+        if summary is None:
+            summary = GpuSummary(gpu.index, gpu.uuid, gpu.memory_total or 0, now)
+            self._node.gpus.append(summary)
+        summary.slowed = gpu.slowed or summary.slowed
+        return summary
+
+    def _measured(self, views: Sequence[RankView], gpus: Sequence[GpuUse]) -> Readings:
+        running = [view for view in views if view.resident is not None]
+        paces = {rank: pace for rank, pace in self._round.paces.items() if pace.steps}
+        by_number: dict[Instrument, Mapping[int, float]] = {
+            instruments.STEP: {view.rank: view.step for view in running if view.step >= 0},
+            instruments.STEPS: {rank: pace.steps for rank, pace in paces.items()},
+            instruments.STALLED: {rank: pace.stalled for rank, pace in paces.items()},
+            instruments.MEMORY: {view.rank: view.resident or 0 for view in running},
+            instruments.GPU_BUSY: {gpu.index: gpu.busy / 100 for gpu in gpus if gpu.busy is not None},
+            instruments.GPU_MEMORY: {gpu.index: gpu.memory for gpu in gpus if gpu.memory is not None},
+        }
+        files, size = self._node.inputs
+        of_node = {instruments.RENDEZVOUS: self._waited, instruments.INPUT_FILES: files, instruments.INPUT_BYTES: size}
+        if EARLIER.value is not None and "staging" in EARLIER.value:
+            of_node[instruments.STAGING] = EARLIER.value["staging"][1]
+        if self._node.node == 0:  # what all nodes know would count several times
+            course = self._course()
+            of_node |= {instruments.RESTARTS: len(course.restarts), instruments.LOSSES: len(course.losses)}
+        return {
+            **{instrument: {"": value} for instrument, value in of_node.items()},
+            **{each: {str(number): value for number, value in its.items()} for each, its in by_number.items()},
+        }
+
+    def _status(self, views: Sequence[RankView], now: float) -> str:
+        behind = min(views, key=lambda view: view.step)
+        where = f"{PREFIX}{len(views)} rank(s), round {self._round.number}: "
+        rate = self._round.paces[behind.rank].rate
+        return where + status(behind.step, behind.steps_to_come, rate, now - self._round.since)
+
+    def _tell(self, node: NodeSummary) -> None:
+        if not self._hosts():
+            self._send(packed(node, self._round.limit))
+            return
+        context = contextvars.copy_context()  # flytekit's
+        self._upload = threading.Thread(
+            target=context.run, args=(self._show_now, node), name="safedist-deck", daemon=True
+        )
+        self._upload.start()
+
+    def _show_now(self, node: NodeSummary) -> None:
+        try:
+            assert self._run.console is not None  # noqa: S101  (who calls this has looked)
+            html = page.fragment(findings.found_in(merged(node, self._others())), self._end(goes_on=True))
+            self._run.console.put({run_page.NAME: html})
+        except (Exception, CancelledError) as error:  # whatever the store's client raises
+            logger.debug(f"the page of the run is not uploaded now: {type(error).__name__}: {error}")
+
+    def _end_upload(self) -> None:
+        """What is uploaded from here on is the last: an upload that is under way is not to come after it."""
+        if self._run.console is not None and self._upload is not None and self._upload.is_alive():
+            self._run.console.cancel()
+            self._upload.join(_CANCEL_SECONDS)
+
+    # --- at its end --------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """The job has ended here."""
+        self._end_upload()
+        self._see(())
+        self._held.close()
+
+    def leave(self, name: str, text: str) -> str:
+        """Leave a text beside what the task makes, without its secrets; its address, or why it is not there: no failure
+        waits for long until it can be told whole."""
+        try:
+            kept = Kept.of(is_local=self._run.is_local)
+            _put(kept, name, self._scrub(text).encode("utf-8", "backslashreplace"))
+        except Exception as error:  # whatever the store's client raises
+            return f"they could not be left ({one_line(error)})"
+        return f"{kept.address}/{name}"
+
+    def show(self, say: Callable[[str], object], *, code: str = "", cause: str = "") -> Shown:
+        """Make the page of the run, and leave it in a file in a local run; nothing where it cannot be made: no job
+        fails for its picture.
+
+        Args:
+            say: takes who held the others back.
+            code, cause: of the job's verdict; "" where it succeeded.
+        """
+        run = self._run
+        self._end_upload()
+        try:
+            nodes = merged(self._node, self._others())
+            found = findings.found_in(nodes)
+            if found.held:
+                say(findings.held_line(found).rstrip("."))
+            if found.is_alone:
+                logger.warning(findings.alone_line(found))
+            if not run.is_local and not run.has_deck:
+                return Shown()
+            kept = Kept.of(is_local=run.is_local)
+            _put(kept, "trace.json.gz", trace.trace(nodes))
+            html = page.fragment(found, self._end(code, cause, trace=f"{kept.address}/trace.json.gz"))
+            if not run.is_local:
+                return Shown(html)
+            kept.put("run.html", page.whole(html, run.task).encode())
+            return Shown(html, f"{kept.address}/run.html")
+        except Exception as error:  # a full disk, a store that is down: what the job has made counts
+            logger.warning(f"the record of this run could not be shown: {type(error).__name__}: {error}")
+            return Shown()
+
+    def _end(self, code: str = "", cause: str = "", *, trace: str = "", goes_on: bool = False) -> page.JobEnd:
+        course = self._course()
+        spent = [f"restart: {why}" for why in course.restarts] + [f"loss: {why}" for why in course.losses]
+        return page.JobEnd(self._run.task, code, self._scrub(cause), [*map(self._scrub, spent)], trace, goes_on)
+
+
+def _put(kept: Kept, name: str, data: bytes) -> None:
+    late = FsTimeoutError("the store has not answered", seen=f"{_LEAVE_SECONDS:g} s")
+    bounded(lambda: kept.put(name, data), _LEAVE_SECONDS, late)

@@ -1,0 +1,82 @@
+"""The page as a browser shows it, narrow and wide, light and dark."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flytekitplugins_safedist.record import findings, page
+from flytekitplugins_safedist.record.summary import NodeSummary, RankSummary, RoundSummary, StageTimes
+from tests.harness import needs
+
+pytestmark = pytest.mark.processes
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+SCHEMES = {"dark": 0, "light": 1}
+"""As Blink numbers them."""
+LIGHT, DARK = "rgb(255, 255, 255)", "rgb(23, 24, 28)"
+LOOK = """<script>
+const seen = [...document.querySelectorAll(".sd, .sd td.bar, .sd svg")].map(each => each.getBoundingClientRect());
+document.title = JSON.stringify({
+  over: document.documentElement.scrollWidth - innerWidth, flat: seen.filter(each => each.height < 5).length,
+  count: seen.length, back: getComputedStyle(document.querySelector(".sd")).backgroundColor});
+</script>"""
+
+
+def fragment() -> str:
+    """Of two nodes with four ranks, which fail in the end."""
+    nodes = [
+        NodeSummary(node, f"train-worker-{node}", [("prepare", 0.0, 3.0)], [RoundSummary(0, 3.0, 90.0, 4)])
+        for node in range(2)
+    ]
+    for node in nodes:
+        for rank in (2 * node.node, 2 * node.node + 1):
+            stages = {
+                "load": StageTimes(100, 10.0, 1.0, 40.0),
+                "a stage with a long name": StageTimes(100, 20, 1, 40.5),
+            }
+            summary = RankSummary(rank, 3.0, 90.0, "raised ValueError", [("function", 0.0, 87.0)], stages)
+            summary.durations, summary.pace, summary.rate, summary.peak = (
+                {-10: 50, -5: 50},
+                "123456789" * 9,
+                1.0,
+                1 << 30,
+            )
+            node.rounds[0].ranks.append(summary)
+    end = page.JobEnd("train", "USER:ValueError", "rank 3 raised ValueError: " + "x" * 300, ["restart: " + "y" * 300])
+    return page.fragment(findings.found_in(nodes), end)
+
+
+def opened(html: str, file: Path, *, width: int, scheme: str) -> dict[str, Any]:
+    """What a page measures."""
+    if BROWSER is None:
+        needs.missing("there is no Chromium on PATH", bring="apt-get install chromium && make test")
+    file.write_text(f'<meta charset="utf-8">{html}{LOOK}')
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    command += ["--enable-logging=stderr", "--dump-dom", f"--user-data-dir={file.parent / 'profile'}"]
+    command += [f"--window-size={width},1000"]
+    command += [f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    [title] = re.findall(r"<title>(\{.*?\})</title>", done.stdout)
+    measured: dict[str, Any] = json.loads(unescape(title))
+    return measured
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", [500, 1100])
+def test_a_page_fits_its_window_and_is_dark_only_where_nobody_frames_it(tmp_path, width, scheme):
+    own = opened(page.whole(fragment(), "train"), tmp_path / "own.html", width=width, scheme=scheme)
+    framed = opened(fragment(), tmp_path / "framed.html", width=width, scheme=scheme)
+    for each in (own, framed):
+        assert each["over"] <= 0, "nothing is wider than the window"
+        assert each["count"] > 10
+        assert each["flat"] == 0
+    assert (own["back"], framed["back"]) == (DARK if scheme == "dark" else LIGHT, LIGHT)

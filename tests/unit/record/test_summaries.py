@@ -1,0 +1,540 @@
+"""From what ranks note to what the page says: sizes, ends of any kind, who is late, and what is not compared."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import re
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from prometheus_client import CollectorRegistry
+
+from flytekitplugins_safedist import Metrics
+from flytekitplugins_safedist.record import exporters, findings, layout, page, summary, trace, writer
+from flytekitplugins_safedist.record.clocks import Ahead, Offset
+from flytekitplugins_safedist.record.instruments import TABLE
+from flytekitplugins_safedist.record.pace import Pace
+from flytekitplugins_safedist.record.profile import packed as packed_profile
+from flytekitplugins_safedist.record.profile import unpacked
+from flytekitplugins_safedist.record.summary import (
+    GpuSummary,
+    NodeSummary,
+    RankSummary,
+    RoundSummary,
+    StageTimes,
+    bucket,
+    percentile,
+)
+from tests.harness import chrome_trace
+
+HERE = Offset(0.0, 0.001)
+
+
+def plain(text: str) -> str:
+    return text
+
+
+def job(*ranks: RankSummary, **more: Any) -> NodeSummary:
+    """A node with one round of these ranks."""
+    return NodeSummary(0, "host", rounds=[RoundSummary(0, 0.0, 10.0, len(ranks), ranks=list(ranks))], **more)
+
+
+def shown(*nodes: NodeSummary, **end: Any) -> str:
+    """The page, without its style."""
+    html = page.fragment(findings.found_in(nodes), page.JobEnd("train", **end))
+    return html.partition("</style>")[2]
+
+
+def events_in(*nodes: NodeSummary) -> list[dict[str, Any]]:
+    """Of the trace of these nodes, which is as it should be."""
+    made = json.loads(gzip.decompress(trace.trace(nodes)))
+    chrome_trace.check(made)
+    return list(made["traceEvents"])
+
+
+# --- a rank's own ---------------------------------------------------------------------------------------------------
+class Rank:
+    """One rank, under a clock that a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, began: float = 1000.0) -> None:
+        self.now = began
+        self.memory = memoryview(bytearray(layout.SIZE))
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        self.recorder = writer.Recorder(self.memory, at=began)
+        monkeypatch.setattr(writer.RECORDER, "value", self.recorder)
+        self.recorder.phase("import", began, 0.0)
+        self.recorder.phase("inputs", began, 0.0)
+
+    def stage(self, name: str, seconds: float) -> None:
+        with writer.stage(name):
+            self.now += seconds
+
+    def read(self, how: str = "SIGKILL") -> RankSummary:
+        return layout.read(self.memory, 3, since=999.0, until=self.now, how=how)
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    return Rank(monkeypatch)
+
+
+def test_what_a_rank_notes_is_what_its_agent_reads(rank):
+    for step in range(20):
+        for name, seconds in (("load", 0.25), ("forward", 0.5)):
+            with writer.stage(name), writer.stage("part"):
+                rank.now += seconds if (step, name) != (11, "load") else 30.0
+    rank.recorder.saved(7, 1010.0, 0.5)
+    rank.recorder.phase("function", 1000.0, rank.now - 1000.0)
+    seen = rank.read("returned")
+    assert list(seen.stages) == ["load", "load/part", "forward", "forward/part"]
+    assert (seen.stages["load"].times, seen.stages["load"].longest) == (20, 30.0)
+    assert seen.stages["forward"].seconds == pytest.approx(10.0)
+    assert seen.steps == 19
+    assert [round(seconds, 1) for _, seconds in seen.stalls] == [30.5]
+    assert seen.saves == [(7, 11.0, 0.5)], "from the begin of its round"
+    assert seen.phases[-1] == ("function", 1.0, rank.now - 1000.0)
+    assert 40 <= len(seen.pace) == len(seen.shares["load"]) <= summary.SLICES
+    assert seen.every * len(seen.pace) == pytest.approx(rank.now - 1000.0, rel=0.05)
+
+
+@pytest.mark.parametrize("hours", [0.3, 48])
+def test_whoever_ends_a_rank_how_its_last_step_is_there_and_no_stall_that_was_none(rank, hours):
+    steps = 2000
+    for step in range(steps):
+        rank.stage("train", hours * 3600 / steps)
+        rank.recorder.progress(step, {"loss": 1.0 / (step + 1)})
+    for how in ("SIGKILL", "ended with the others", "running", "returned"):
+        seen = rank.read(how)
+        assert (seen.steps, seen.step, seen.stages["train"].times) == (steps - 1, steps - 1, steps)
+        assert seen.values == {"loss": pytest.approx(1.0 / steps)}
+        assert seen.stalls == []
+    rank.now += 20 * hours * 3600 / steps
+    assert [round(at) for at, _ in rank.read("running").stalls] == [round(hours * 3600) + 1], "the step that goes on"
+    assert rank.read("returned").stalls == []
+    rank.recorder.phase("function", 1000.0, rank.now - 1000.0)
+    rank.now += 20 * hours * 3600 / steps
+    assert rank.read("running").stalls == [], "it writes its outputs, and makes no steps"
+
+
+def test_of_saves_all_are_counted_and_the_latest_are_there(rank):
+    for step in range(700):
+        rank.recorder.saved(step, 1000.0 + 60 * step, 1.0)
+    seen = rank.read("returned")
+    assert (seen.saved, len(seen.saves), seen.saves[-1][0]) == (700, 24, 699)
+
+
+def test_steps_that_are_told_are_counted_and_not_the_stages(rank):
+    for step in range(5):
+        for _ in range(3):
+            rank.now += 0.1
+            rank.stage("micro", 0.0)
+        rank.recorder.progress(np.int64(100 + step), {"loss": np.float32(1.0 / (step + 1)), "none": None})
+    seen = rank.read("returned")
+    assert (seen.steps, seen.step) == (4, 104)
+    assert seen.values == pytest.approx({"loss": 0.2}), "and what is no number is left out"
+    assert percentile(seen.durations, 0.5) == pytest.approx(0.3, rel=0.05)
+    html = shown(job(seen))
+    assert "5 steps, " in html, "the first one has no known beginning, and was a step"
+    assert "<tr><td>3</td><td>5</td>" in html
+
+
+def test_names_without_end_are_one_and_of_any_letters(rank):
+    for number in range(1000):
+        rank.stage(f"⏱ step {number} {'x' * 100}", 0.001)
+    with writer.stage("a"), writer.stage("b"), writer.stage("c"), writer.stage("d"), writer.stage("e"):
+        pass
+    seen = rank.read()
+    assert len(seen.stages) == layout.STAGES + 1
+    assert seen.stages["(others)"].times == 1000 - layout.STAGES + 5
+    assert next(iter(seen.stages)).startswith("⏱ step 0 xxx")
+
+
+def test_a_process_that_is_forked_from_a_rank_notes_nothing(rank):
+    with writer.stage("load"):
+        child = os.fork()
+        if not child:
+            try:
+                rank.recorder.progress(9, {})
+                rank.stage("load", 1.0)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    assert rank.read().stages["load"].times == 1
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"\x00", b"\x7f", b"\x02\0\0\0\0\0\xf8\x7f"])
+def test_memory_that_code_of_the_task_has_written_over_harms_nobody(damage):
+    memory = memoryview(bytearray(damage * (layout.SIZE // len(damage))))
+    seen = layout.read(memory, 3, since=1.0, until=2.0, how="SIGKILL")
+    assert "train" in shown(job(seen))
+    summary.packed(job(seen), 1 << 20)
+
+
+def test_outside_a_rank_a_stage_is_nothing() -> None:
+    with writer.stage("load"):
+        pass
+
+
+# --- ranks that worked alone ----------------------------------------------------------------------------------------
+def test_ranks_that_worked_alone_are_told_where_all_of_them_came_to_their_end_so() -> None:
+    def is_told(*ranks: RankSummary, world_size: int = 2) -> bool:
+        node = job(*ranks)
+        node.rounds[0].world_size = world_size
+        return "each of the 2 ranks worked alone. Fix: " in shown(node)
+
+    met = part(1)
+    met.met = True
+    ended = part(1)
+    ended.how = "ended with the others"
+    assert is_told(part(0), part(1))
+    assert not is_told(part(0), met)
+    assert not is_told(part(0), ended)
+    assert not is_told(part(0), world_size=1)
+    assert not is_told(part(0), part(1), world_size=3)
+
+
+# --- who held the others back ---------------------------------------------------------------------------------------
+def part(rank: int, **stages: tuple[int, float, float]) -> RankSummary:
+    """Stages as times, seconds of each, and when they ended on average."""
+    made = {name: StageTimes(times, times * seconds, seconds, end) for name, (times, seconds, end) in stages.items()}
+    return RankSummary(rank, 0.0, 10.0, "returned", stages=made)
+
+
+def held(*ranks: RankSummary) -> list[tuple[int, str]]:
+    return [(each.rank, each.stage) for each in findings.held_back(ranks)[0]]
+
+
+def test_of_two_ranks_the_one_is_named_that_is_late_and_not_the_one_that_waits() -> None:
+    early = part(0, sync=(100, 0.052, 5.0), load=(100, 0.010, 5.010))
+    late = part(1, sync=(100, 0.002, 5.0), load=(100, 0.060, 5.060))
+    [found], uneven = findings.held_back([early, late])
+    assert ((found.rank, found.stage), uneven) == ((1, "load"), [])
+    assert (found.seconds, found.usual, found.total) == pytest.approx((0.050, 0.010, 5.0))
+    moved = part(1, sync=(100, 0.002, 4.0), load=(100, 0.060, 4.060))
+    moved.since = 1.0
+    assert held(early, moved) == [(1, "load")], "ends count from each rank's own begin"
+
+
+def test_nobody_is_named_where_ranks_differ_by_little_or_are_alone() -> None:
+    assert held(*(part(rank, load=(100, 0.1 + rank * 0.001, 5.0 + rank * 0.001)) for rank in range(2))) == []
+    assert held(part(0, load=(100, 3.0, 5.0))) == []
+
+
+def test_a_rank_that_was_ended_a_step_further_is_not_late_for_that_and_few_steps_name_nobody() -> None:
+    # Rank 0 ended "load" 101 times, rank 1 a hundred times, and waits in "sync" for rank 0.
+    further = part(0, load=(101, 0.060, 5.060 + 0.035), sync=(100, 0.010, 5.070))
+    other = part(1, load=(100, 0.010, 5.010), sync=(100, 0.060, 5.070))
+    assert held(further, other) == [(0, "load")]
+    assert held(part(0, load=(101, 0.060, 5.095)), part(1, load=(100, 0.060, 5.060))) == []
+    assert held(part(0, load=(2, 0.015, 5.015)), part(1, load=(2, 0.010, 5.010))) == []
+    once = part(0, load=(1, 0.060, 5.060)), part(1, load=(1, 0.010, 5.010))
+    assert held(*once) == [(0, "load")], "that is no noise"
+
+
+def test_what_is_not_compared_is_called_so() -> None:
+    ranks = part(0, load=(8, 0.061, 5.060)), part(1, load=(7, 0.011, 5.010))
+    html = shown(job(*ranks))
+    assert "Not compared: &#x27;load&#x27;, which some ranks ended more often than others." in html
+    assert "No rank" not in html
+    also = part(0, load=(8, 0.06, 5.06), loss=(8, 0.01, 5.1)), part(1, load=(7, 0.011, 5.01), loss=(8, 0.01, 5.1))
+    assert "No rank stands out in the other stages: " in shown(job(*also))
+    far = job(part(0, load=(8, 0.01, 5.0)), part(1, load=(8, 0.01, 5.0)))
+    far.rounds[0].world_size = 4800
+    assert "No rank of 2 of 4800 ranks stands out: " in shown(far)
+    assert "2 of 4800 rank(s) on 1 node(s)" in shown(far)
+
+
+def test_of_stages_within_stages_the_innermost_is_named_that_costs_the_time() -> None:
+    def nested(number: int, decode: float) -> RankSummary:
+        made = part(number, step=(100, 0.1, 5.1))
+        inner = {"step/data": (0.01 + decode, 5.0 + decode), "step/data/decode": (decode, 4.99 + decode)}
+        made.stages |= {name: StageTimes(100, 100 * each, each, end) for name, (each, end) in inner.items()}
+        return made
+
+    assert held(nested(0, 0.001), nested(1, 0.051), nested(2, 0.001)) == [(1, "step/data/decode")]
+
+
+# --- of a whole job -------------------------------------------------------------------------------------------------
+def filled(rank: int, round_no: int, *, late: bool = False) -> RankSummary:
+    """As ten hours make it, with 48 stages."""
+    chance = random.Random(rank)
+    stages = {
+        f"a stage of the model {number}": StageTimes(
+            9999, 9999 * (0.1 + 0.5 * (late and number == 3)), chance.random(), 500 + number + 0.5 * late
+        )
+        for number in range(layout.STAGES)
+    }
+    return RankSummary(
+        rank,
+        1000.0 * round_no,
+        1000.0 * round_no + 999,
+        "ended with the others",
+        phases=[("start", 0.0, 1.0), ("import", 1.0, chance.random()), ("function", 3.0, 996.0)],
+        stages=stages,
+        steps=9998,
+        step=9998,
+        durations={number: chance.randrange(99) + 1 for number in range(-40, 0)},
+        every=999 / 96,
+        rate=chance.random(),
+        pace="".join(str(chance.randrange(10)) for _ in range(96)),
+        shares={name: "".join(str(chance.randrange(10)) for _ in range(96)) for name in list(stages)[:8]},
+        stalls=[(chance.random() * 900, 5.0) for _ in range(12)],
+        saves=[(number, 10.0 * number, chance.random()) for number in range(24)],
+        saved=999,
+    )
+
+
+def large(node: int, ranks: int, late: int) -> NodeSummary:
+    rounds = [
+        RoundSummary(number, 1000.0 * number, 1000.0 * number + 999, 64, f"rank {number} failed") for number in range(4)
+    ]
+    for number, every in enumerate(rounds):
+        every.ranks = [filled(node * ranks + at, number, late=node * ranks + at == late) for at in range(ranks)]
+    return NodeSummary(node, f"host-{node}", [("staging", 0.0, 1.0)], rounds)
+
+
+def test_sixty_four_ranks_over_ten_hours_are_a_page_of_300_kb_and_a_trace() -> None:
+    own, *others = (large(node, 8, 19) for node in range(8))
+    nodes = summary.merged(own, [(summary.packed(each, 256 << 10), HERE) for each in others])
+    html = shown(*nodes, code="USER:ValueError", cause="x" * 200_000)
+    assert 30_000 < len(html.encode()) <= page.LIMIT == 300_000
+    assert "<td>63</td>" in html, "all of them"
+    assert "Held the others back: rank 19 in stage &#x27;a stage of the model 3&#x27;" in html
+    events = events_in(*nodes)
+    assert {event["pid"] for event in events} == set(range(8))
+    assert all(event["ts"] >= -1 for event in events if event["ph"] != "M")
+
+
+def test_of_600_nodes_each_sends_the_stages_of_all_its_ranks() -> None:
+    limit = (16 << 20) // 600
+    texts = [summary.packed(large(node, 8, 4007), limit) for node in (1, 500)]
+    assert max(map(len, texts)) <= limit
+    nodes = summary.merged(large(0, 8, 4007), [(text, HERE) for text in texts])
+    found = findings.found_in(nodes)
+    assert [(each.rank, each.stage) for each in found.held] == [(4007, "a stage of the model 3")]
+    assert len(found.ranks) == 24
+    least = summary.packed(large(1, 8, 4007), 16 << 10)
+    assert len(least) <= 16 << 10
+    [_, sent] = summary.merged(large(0, 8, 0), [(least, HERE)])
+    assert all(len(rank.stages) == layout.STAGES for rank in sent.rounds[-1].ranks)
+
+
+def test_what_does_not_fit_a_message_loses_what_is_finest_and_oldest_first() -> None:
+    node = large(0, 2, 0)
+    node.rounds[-1].ranks[0].profile = "p" * 1000
+    sent = []
+    length = 1 << 20
+    for _ in range(5):
+        text = summary.packed(node, length)
+        [_, got] = summary.merged(NodeSummary(0, "a"), [(text, HERE)])
+        last = got.rounds[-1].ranks[0]
+        sent.append(
+            (bool(last.profile), bool(last.pace), sum(bool(every.ranks) for every in got.rounds), len(last.stages))
+        )
+        length = len(text) - 1
+    assert sent == [
+        (True, True, 4, 48),
+        (False, True, 4, 48),
+        (False, False, 4, 48),
+        (False, False, 1, 48),
+        (False, False, 1, 0),
+    ]
+
+
+def test_a_summary_that_is_damaged_or_of_another_version_is_left_out() -> None:
+    own, other = NodeSummary(0, "a"), NodeSummary(1, "b", version=99)
+    assert summary.merged(own, [("{", HERE), (summary.packed(other, 1000), HERE)]) == [own]
+
+
+def test_the_round_that_the_job_failed_in_ended_because_of_its_root_cause() -> None:
+    node = job(part(0, load=(9, 0.1, 5.0)), part(1, load=(9, 0.1, 5.0)))
+    node.rounds.insert(0, RoundSummary(-1, 0.0, 1.0, 2, "rank 1 failed"))
+    node.rounds[1].why = "rank 0: raised ConnectionError"
+    html = shown(node, code="USER:ValueError", cause="rank 1 raised ValueError: no rate\nTraceback")
+    assert "<td>rank 1 failed</td>" in html
+    assert "<td>rank 1 raised ValueError: no rate</td>" in html
+    assert "ConnectionError" not in html
+
+
+def test_a_name_is_text_in_the_page_and_memory_and_time_have_a_scale() -> None:
+    first, second = part(0, **{'"><script>': (9, 0.1, 5.0)}), part(1)
+    first.peak, second.peak = 1 << 30, 1 << 28
+    first.phases = [('"><script>', 0.0, 5.0)]
+    html = shown(job(first, second))
+    assert "<script" not in html
+    assert "most memory (0 to 1024 MiB)" in html
+    assert re.search(r'--b:100.0%">1024 MiB<.*--b:25.0%">256 MiB<', html)
+
+
+def test_only_a_page_of_its_own_is_dark() -> None:
+    html = page.fragment(findings.found_in([job()]), page.JobEnd("train"))
+    assert re.findall(r"prefers-color-scheme:dark\)\{([^{]+)", html) == [".own .sd"], "Flyte's frame is white"
+    assert '<body class="own">' in page.whole(html, "train")
+
+
+# --- clocks, GPUs, paces --------------------------------------------------------------------------------------------
+def test_two_clocks_are_told_apart_as_well_as_messages_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Node 0's clock is 1000 s ahead; messages take 10 to 50 ms there, and 20 to 90 ms back.
+    node_0, other = Ahead(), Ahead()
+    for there, back in ((0.05, 0.02), (0.01, 0.09), (0.03, 0.04)):
+        monkeypatch.setattr("time.monotonic", lambda late=there: 1000.0 + 7.0 + late)
+        node_0.note(7.0)
+        monkeypatch.setattr("time.monotonic", lambda late=back: 9.0 + late)
+        other.note(1009.0)
+    offset = Offset.between(node_0.least, other.least)
+    assert offset.error == pytest.approx(0.015)
+    assert abs(offset.seconds - 1000.0) <= 0.015
+    assert Offset.between(node_0.least, None).error is None
+
+
+def test_times_of_other_nodes_are_moved_to_node_0s() -> None:
+    other = job(part(3), phases=[("staging", 5.0, 1.0)], gpus=[GpuSummary(0, "GPU-0", 1, 7.0)])
+    [_, moved] = summary.merged(NodeSummary(-1, "a"), [(summary.packed(other, 9000), Offset(100.0, 0.5))])
+    assert moved.phases[0] == ("staging", 105.0, 1.0)
+    times = moved.rounds[0].since, moved.rounds[0].ranks[0].until, moved.gpus[0].since
+    assert times == (100.0, 110.0, 107.0)
+    assert (moved.offset, moved.error) == (100.0, 0.5)
+
+
+def test_how_gpus_were_used_keeps_its_size_its_peaks_and_its_time() -> None:
+    gpu = GpuSummary(3, "GPU-3", 80 << 30, since=0.0)
+    at = 0.0
+    for number in range(5000):
+        gpu.note(100 if at < 12_500 else 0, 7 << 30 if number == 3210 else 1 << 30, at)
+        at += 5.05 if number % 100 else 60.0  # looks come late, and the agent may be busy
+    assert 48 <= len(gpu.busy) == len(gpu.memory) <= summary.SLICES
+    assert gpu.every * len(gpu.busy) == pytest.approx(at, rel=0.03), "all of the time"
+    assert sum(gpu.busy) / len(gpu.busy) == pytest.approx(100 * 12_500 / at, abs=2)
+    assert max(gpu.memory) == 7 << 30
+    other = GpuSummary(4, "GPU-4", 80 << 30, since=0.0, slowed="its temperature")
+    other.note(10, 1 << 30, 0.0)
+    html = shown(node := job(part(0), gpus=[gpu, other]))
+    assert re.search(r"<td>3</td><td>GPU-3</td><td>4\d%</td><td>7.0 of 80.0 GiB</td>", html)
+    assert "<td>its temperature</td>" in html
+    names = {event["name"] for event in events_in(node) if event["ph"] == "C"}
+    assert names >= {"GPU 3 busy (%)", "GPU 3 memory"}
+
+
+def test_a_pace_is_of_the_last_minute_and_counts_over_rounds() -> None:
+    pace = Pace()
+    pace.see(0, 0.0, 100.0)
+    assert (pace.rate, pace.steps) == (0, 0)
+    for second in range(200):
+        pace.see(1 + second * (2 if second < 100 else 5), 3.0, 101.0 + second)
+    assert pace.rate == pytest.approx(5)
+    assert (pace.steps, pace.stalled) == (996, 3.0)
+    pace.again()
+    assert pace.rate == 0
+    pace.see(4, 0.0, 400.0)
+    pace.see(5, 2.0, 401.0)
+    pace.see(5, 1.0, 402.0)
+    assert (pace.steps, pace.stalled) == (1001, 5.0), "a counter never falls"
+
+
+def test_a_step_that_takes_ten_times_as_long_as_most_is_a_stall_from_its_begin(rank):
+    rank.now += 1000.0
+    assert layout.stall_seconds(rank.memory, rank.now) == 0, "how long a step takes is not known yet"
+    for step in range(20):
+        rank.recorder.progress(step, {})
+        rank.now += 0.5
+    rank.now += 4.4
+    assert layout.stall_seconds(rank.memory, rank.now) == 0, "no step of half a second has lasted for five"
+    rank.now += 1.0
+    assert layout.stall_seconds(rank.memory, rank.now) == pytest.approx(5.9)
+    rank.recorder.progress(20, {})
+    assert layout.stall_seconds(rank.memory, rank.now) == pytest.approx(5.9, rel=0.05)
+
+
+# --- metrics --------------------------------------------------------------------------------------------------------
+def test_the_page_of_metrics_lists_all_of_them_under_both_names() -> None:
+    docs = Path(__file__).parents[3] / "docs" / "metrics.md"
+    rows = re.findall(r"^\| `([\w.]+)` \| `(\w+)` \|", docs.read_text(), re.MULTILINE)
+    assert [name for name, _ in rows] == [each.name for each in TABLE]
+    registry = CollectorRegistry()
+    with ExitStack() as stack:
+        values = {each: {"": 1.0} for each in TABLE}
+        reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)
+        stack.callback(exporters.measure([reader], lambda: values, {}))
+        told = [sample.name for family in registry.collect() for sample in family.samples]
+    assert [name for _, name in rows] == [name for name in told if name != "target_info"]
+    for each in TABLE:
+        assert re.fullmatch(r"safedist(\.[a-z]+)+", each.name)
+        assert re.fullmatch(r"s|By|1|\{[a-z]+\}", each.unit), "UCUM: base units, or what is counted, in braces"
+
+
+def test_what_is_off_begins_nothing_and_what_is_not_installed_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    with ExitStack() as stack:
+        exporters.begin(Metrics(), dict, {}, stack, warned.append)
+    assert warned == []
+    for module in ("opentelemetry.exporter.prometheus", "opentelemetry.exporter.otlp.proto.http.metric_exporter"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with ExitStack() as stack:
+        exporters.begin(Metrics(prometheus=1, otlp=True), dict, {}, stack, warned.append)
+    assert [text.partition(":")[0] for text in warned] == ["no metrics for prometheus", "no metrics for otlp"]
+    assert all(text.endswith("the image needs it (docs/metrics.md)") for text in warned)
+
+
+# --- what torch saw -------------------------------------------------------------------------------------------------
+def slice_(name: str, at: float, took: float, **more: object) -> dict[str, object]:
+    """As torch 2.13 writes one."""
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 7, "tid": 7, "ts": at, "dur": took, **more}
+
+
+MARKS = [slice_("safedist: the clock", at, 1.0) for at in (1e9, 1e9 + 9)]
+
+
+def test_a_profile_is_on_the_clock_of_its_last_mark_and_on_tracks_beside_its_rank() -> None:
+    thread = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 4, "args": {"name": "stream 4 "}}
+    kernel = slice_("gemm", 1e9 + 2_000_009, 500.25, pid=0, tid=4)
+    spans = slice_("PyTorch Profiler (0)", 1e9, 1e7, cat="Trace", tid="PyTorch Profiler")
+    flow = {"ph": "s", "name": "fwdbwd", "pid": 7, "tid": 7, "ts": 1e9}
+    text = packed_profile([thread, *MARKS, slice_("mm", 1e9 + 1_000_009, 20), kernel, spans, flow], 100.0, plain)
+    far = NodeSummary(1, "b", rounds=[RoundSummary(0, 90.0, 110.0, 2, ranks=[RankSummary(1, 0.0, 0.0, "returned")])])
+    far.rounds[0].ranks[0].profile = text
+    nodes = summary.merged(
+        NodeSummary(0, "a", phases=[("prepare", 45.0, 1.0)]), [(summary.packed(far, 1 << 20), Offset(-50, 0))]
+    )
+    events = events_in(*nodes)
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    seen = {event["name"]: event for event in events if event.get("cat") == "torch"}
+    assert {name: tracks[event["tid"]] for name, event in seen.items()} == {
+        "mm": "rank 1: 7",
+        "gemm": "rank 1: stream 4",
+    }
+    since = findings.found_in(nodes).since
+    assert [seen[name]["ts"] / 1e6 + since for name in ("mm", "gemm")] == pytest.approx([51.0, 52.0], abs=1e-5)
+    assert seen["gemm"]["dur"] == 500.25
+
+
+def test_of_a_profile_that_is_too_large_the_longest_slices_are_kept() -> None:
+    chance = random.Random(1)
+    many = [slice_(f"op {number} {chance.random()}", 1e9 + 9 + 2 * number, chance.random()) for number in range(50_000)]
+    text = packed_profile([*MARKS, *many, slice_("whole", 1e9 + 9, 1e5)], 100.0, plain)
+    assert 1 << 15 < len(text) <= 128 << 10
+    _, _, slices = unpacked(text)
+    assert slices[0][0] == "whole"
+    assert min(took for _, _, _, took in slices) > 500, "ns"
+
+
+def test_slices_that_overlap_by_rounding_are_cut_where_it_costs_least() -> None:
+    phases = [("prepare", 0.0, 0.3), ("rendezvous", 0.2999, 0.5)]
+    rank = RankSummary(0, 1.0, 2.0, "returned", phases=[("function", 0.0, 1.0)], stalls=[(0.2, 0.8001)])
+    node = NodeSummary(0, "a", phases=phases, rounds=[RoundSummary(0, 1.0, 2.0, 1, ranks=[rank])])
+    took = {event["name"]: event["dur"] for event in events_in(node) if event["ph"] == "X"}
+    assert took == {"prepare": 299_900, "rendezvous": 500_000, "round 0": 1e6, "function": 1e6, "stall": 800_000}
+
+
+def test_a_percentile_is_at_most_five_hundredths_off() -> None:
+    durations = {bucket(0.1): 90, bucket(0.25): 10}
+    assert percentile(durations, 0.5) == pytest.approx(0.1, rel=0.05)
+    assert percentile(durations, 0.95) == pytest.approx(0.25, rel=0.05)
+    assert percentile({}, 0.5) == 0
