@@ -106,7 +106,7 @@ corners: $(DEV_STAMP)
 matrix: $(DEV_STAMP)
 	$(BIN)/nox -s matrix
 
-## make lint            ruff: rules and formatting; import-linter: imports point downward; words (scripts/words.py)
+## make lint            ruff: rules and formatting; import-linter: imports point downward; vulture: nothing is unused; words
 lint: $(DEV_STAMP)
 	$(BIN)/nox -s lint
 

@@ -37,7 +37,6 @@ SMOKE_TESTS = (
     "tests/agents/test_replica_outlives_group.py",
     "tests/agents/test_failures.py::test_failing_ranks_restart_together_with_fresh_scratch_and_a_new_round",
     "tests/agents/test_failures.py::test_horovod_meets_again_after_a_restart",
-    "tests/agents/test_failures.py::test_pyflyte_execute_uploads_outputs_on_success",
     "tests/agents/test_startmethods.py::test_preload_and_spawn_give_the_same_results",
     "tests/agents/test_staging_race.py::test_two_archives_into_one_destination_leave_each_file_whole",
     "tests/unit/checkpoint/test_checkpoints.py",
@@ -94,11 +93,12 @@ def own(tool: str) -> str:
 
 @nox.session(python=False, default=False)
 def lint(session: nox.Session) -> None:
-    """Rules, formatting, imports between levels, words, tables that are made, names of news fragments."""
+    """Rules, formatting, imports between levels, what nothing uses, words, tables that are made, news fragments."""
     session.run(own("ruff"), "check", ".", external=True)
     session.run(own("ruff"), "format", "--check", ".", external=True)
     if sys.version_info >= (3, 11):  # import-linter's own floor
         session.run(own("lint-imports"), "--no-cache", "--config", "pyproject.toml", external=True)
+    session.run(own("vulture"), external=True)
     session.run(sys.executable, "scripts/words.py", external=True)
     for tables in ("scripts/fields.py", "scripts/failures.py"):
         session.run(sys.executable, tables, "--check", external=True)

@@ -102,10 +102,6 @@ FLYTE_ATTEMPT = "FLYTE_ATTEMPT_NUMBER"
 FLYTE_FAIL_ON_ERROR = "FLYTE_FAIL_ON_ERROR"
 """flytekit's: exit with 1 after the upload of an error, as some platforms' own consoles want it."""
 
-FLYTE_OFFLOAD_MIN_MB = "_F_L_MIN_SIZE_MB"
-FLYTE_OFFLOAD_MAX_MB = "_F_L_MAX_SIZE_MB"
-"""Sizes of values that flytekit writes to files of their own; set where the cluster has that on (the same file)."""
-
 # --- topology: ours, then each operator's (sources: topology/adapters.py) -------------------------------------------
 ENDPOINT = "SAFEDIST_ENDPOINT"
 """HOST:PORT at which the nodes meet, when the user knows better than the operator. Settable by users."""

@@ -149,7 +149,8 @@ class MissingDependencyError(SafedistError):
 
 
 class TopologyError(SafedistError):
-    """The environment does not say, or contradicts itself about, which node of how many this is."""
+    """The environment does not say, or contradicts itself about, which node of how many this is; or a rank asks for a
+    place among the others that there is not."""
 
 
 class IncompatibleVersionError(SafedistError):

@@ -180,8 +180,7 @@ ROWS: dict[Failure, Row] = {
         "node was lost. The first to lose one:\n\n",
     ),
     Failure.NOT_MET: Row(
-        "the ranks do not come together in `init_process_group` (another `world_size` or rank than theirs, a store of "
-        "an earlier round)",
+        "the ranks do not come together in `init_process_group` (in a store of their own, or one of an earlier round)",
         "that, and the first that gave up",
         Payer.RETRIES,
         "USER:RanksNotMet",

@@ -8,27 +8,29 @@ import struct
 from typing import Any
 
 _LENGTH = struct.Struct(">I")
+PREFIX_BYTES = _LENGTH.size
+"""Before a frame's content: its length."""
 
 HELLO_BYTES = 1 << 20
 """The longest first frame: nobody knows yet who sends it. It holds a history, of some hundred bytes an entry."""
 
-NODE_BYTES = 1 << 22
-"""The longest frame between nodes: an outcome record, which is cut to a fraction of that."""
-
-RANK_BYTES = 1 << 28
+RANK_BYTES = 1 << 26
 """The longest frame of a rank: what ranks exchange through the coordinator is small, but theirs to choose."""
+
+NODE_BYTES = RANK_BYTES + (1 << 16)
+"""The longest frame between nodes: a rank's call, and whose it is."""
 
 
 class FrameError(ConnectionError):
     """The other side sends what is no frame, or one that is too long."""
 
 
-def packed(content: bytes) -> bytes:
-    """A frame, as sent."""
-    return _LENGTH.pack(len(content)) + content
+def packed(*parts: bytes) -> bytes:
+    """A frame of this content, as sent."""
+    return b"".join((_LENGTH.pack(sum(map(len, parts))), *parts))
 
 
-def length(prefix: bytes, limit: int) -> int:
+def length(prefix: bytes | bytearray, limit: int) -> int:
     """The length of the content that follows a prefix of four bytes.
 
     Raises:
@@ -46,7 +48,7 @@ def receive(sock: socket.socket, limit: int) -> bytes:
     Raises:
         OSError: the connection is lost, its timeout is over (``TimeoutError``), or the frame is too long.
     """
-    return _exactly(sock, length(_exactly(sock, _LENGTH.size), limit))
+    return _exactly(sock, length(_exactly(sock, PREFIX_BYTES), limit))
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
@@ -60,8 +62,13 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def packed_call(head: dict[str, Any], body: bytes = b"") -> bytes:
-    """A rank's call, or the answer to one: a line of JSON, then bytes as they are."""
-    return packed(json.dumps(head).encode() + b"\n" + body)
+    """A rank's call, or the answer to one, as a frame."""
+    return packed(call(head, body))
+
+
+def call(head: dict[str, Any], body: bytes = b"") -> bytes:
+    """The same as a frame's content: a line of JSON, then bytes as they are."""
+    return b"".join((json.dumps(head).encode(), b"\n", body))
 
 
 def parsed_call(content: bytes) -> tuple[dict[str, Any], bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 
 NAME = "flytekitplugins_safedist"
 PREFIX = "[safedist] "
@@ -27,7 +28,8 @@ class _LastResort(logging.Handler):
             sys.stderr.write(f"{PREFIX}{_KINDS.get(record.levelno, '')}{self.format(record)}\n")
             getattr(sys.stderr, "flush", lambda: None)()
         except Exception:  # whatever a user's stream raises: a line in the log is not worth the job
-            self.handleError(record)
+            with suppress(Exception):  # where it is closed, to say so there fails, too
+                self.handleError(record)
 
 
 def install() -> None:

@@ -1,8 +1,9 @@
 """Where the ranks of a job meet before they have a process group: a key-value corner at the job's coordinator.
 
-It is there from a rank's first line, with torch and with Horovod, and fresh in each round. Each thread that calls has a
-connection of its own, which ends with the thread; a call that is late or lost closes its connection and leaves the next
-call a new one.
+A rank calls its own agent, over a Unix socket of its node's scratch, and that carries the call to node 0's. It is there
+from a rank's first line, with torch and with Horovod, and fresh in each round. Each thread that calls has a connection
+of its own, which ends with the thread; a call that is late or lost closes its connection and leaves the next call a new
+one.
 """
 
 from __future__ import annotations
@@ -17,32 +18,31 @@ from typing import Any
 
 from . import envvars, frames
 from .errors import FsIoError, FsTimeoutError, TopologyError
+from .handoff import Slot
 
 _ANSWER_SECONDS = 30.0
 """For an answer that waits for nobody; the coordinator's process may be paused for a moment."""
-
-_UNIX = "unix:"
 
 
 class Meeting:
     """A rank's way to the key-value corner of its round.
 
     Args:
-        address: ``host:port``, or ``unix:`` and a path.
+        path: of the agent's socket.
         run: names the job.
         round_no: the round that this rank runs in; the corner of another one is not entered.
     """
 
-    def __init__(self, address: str, run: str, round_no: int) -> None:
-        self.where = address
-        self._hello = {"kind": "Meet", "run": run, "round": round_no}
+    def __init__(self, path: str, run: str, round_no: int) -> None:
+        self.where = path
+        self._hello = {"run": run, "round": round_no}
         self._of_thread = threading.local()
 
     def set(self, key: str, value: bytes) -> None:
         """Write a value.
 
         Raises:
-            FsIoError: the corner is gone: the job's coordinator has ended, or the round has.
+            FsIoError: the corner is gone: this node's agent has ended, or the round has.
             FsTimeoutError: it does not answer.
         """
         self._call({"op": "set", "key": key}, value)
@@ -66,39 +66,44 @@ class Meeting:
 
     def close(self) -> None:
         """Close this thread's connection; the next call opens another."""
-        _, sock = self._mine()
-        self._of_thread.mine = None
+        sock = self._take()
         if sock is not None:
-            sock.close()
+            _close(sock)
 
-    def _mine(self) -> tuple[int, socket.socket | None]:
-        """This thread's connection; a child that was forked has its parent's copy, which is not its own."""
+    def _take(self) -> socket.socket | None:
+        """This thread's connection, which it has no more; a child that was forked has its parent's copy, which is not
+        its own."""
         pid, sock = getattr(self._of_thread, "mine", None) or (0, None)
-        return (pid, sock) if pid == os.getpid() else (0, None)
+        self._of_thread.mine = None
+        return sock if pid == os.getpid() else None
 
     def _call(self, head: Mapping[str, Any], body: bytes = b"", seconds: float = 0.0) -> tuple[dict[str, Any], bytes]:
+        # Taken for as long as it has no answer: whatever interrupts this call (a handler of a signal's, which may call,
+        # too, or an exception) must not read it, nor the next call.
+        sock = self._take()
         try:
-            sock = self._connected()
+            sock = sock or self._connected()
             sock.settimeout(seconds + _ANSWER_SECONDS)
             sock.sendall(frames.packed_call(dict(head), body))
             answer = frames.parsed_call(frames.receive(sock, frames.RANK_BYTES))
-        except TimeoutError as error:
-            self.close()
-            raise FsTimeoutError(
-                "the place where ranks meet does not answer",
-                where={"address": self.where, "key": head["key"]},
-                seen=f"nothing within {seconds + _ANSWER_SECONDS:g} s",
-                hint="see whether node 0's agent is frozen, or cut off from this node",
-            ) from error
-        except (OSError, ValueError) as error:
-            self.close()
-            raise self._gone(str(error) or type(error).__name__) from error
-        except BaseException:
-            self.close()  # interrupted between question and answer: the next call must not read this one's
+        except BaseException as error:
+            if sock is not None:
+                _close(sock)
+            if isinstance(error, TimeoutError):
+                raise FsTimeoutError(
+                    "the place where ranks meet does not answer",
+                    where={"address": self.where, "key": head["key"]},
+                    seen=f"nothing within {seconds + _ANSWER_SECONDS:g} s",
+                    hint="see whether node 0's agent is frozen, or cut off from this node",
+                ) from error
+            if isinstance(error, (OSError, ValueError)):
+                raise self._gone(str(error) or type(error).__name__) from error
             raise
         if "refused" in answer[0]:
-            self.close()
+            _close(sock)
             raise self._gone(str(answer[0]["refused"]))
+        self.close()  # a handler's
+        self._of_thread.mine = (os.getpid(), sock)
         return answer
 
     def _gone(self, seen: str) -> FsIoError:
@@ -106,24 +111,20 @@ class Meeting:
             "the place where ranks meet is gone",
             where={"address": self.where},
             seen=seen,
-            hint="see why node 0's agent has ended; or the round that this rank belongs to is over",
+            hint="see why this node's agent has ended; or the round that this rank belongs to is over",
         )
 
     def _connected(self) -> socket.socket:
-        _, sock = self._mine()
-        if sock is not None:
-            return sock
-        if self.where.startswith(_UNIX):
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(_ANSWER_SECONDS)
-            sock.connect(self.where.removeprefix(_UNIX))
-        else:
-            host, _, port = self.where.rpartition(":")
-            sock = socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._of_thread.mine = (os.getpid(), sock)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(_ANSWER_SECONDS)
+        sock.connect(self.where)
         sock.sendall(frames.packed(json.dumps(self._hello).encode()))
         return sock
+
+
+def _close(sock: socket.socket) -> None:
+    with suppress(OSError):  # somebody has closed its descriptor
+        sock.close()
 
 
 def own_address(host: str, port: int) -> str:
@@ -137,6 +138,10 @@ def own_address(host: str, port: int) -> str:
     return socket.gethostname()
 
 
+OF_RANK: Slot[Meeting] = Slot()
+"""This process's, where it is a rank: its code may clear the environment."""
+
+
 def of_rank(environment: Mapping[str, str]) -> Meeting | None:
     """This rank's way to the corner; None outside a rank of ours, and where the rank is alone in its job.
 
@@ -146,8 +151,10 @@ def of_rank(environment: Mapping[str, str]) -> Meeting | None:
         TopologyError: the agent has named the corner, and not this rank's job or round.
     """
     address = environment.get(envvars.MEETING)
-    if not address or environment.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == "True":
+    if environment.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == "True":
         return None
+    if not address:
+        return OF_RANK.value
     run, number = environment.get(envvars.TORCHELASTIC_RUN_ID), environment.get(envvars.ROUND)
     if run is None or number is None:
         raise TopologyError(

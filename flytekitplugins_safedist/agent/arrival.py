@@ -29,11 +29,12 @@ from ..errors import NodeLostError, SafedistError, TopologyError
 from ..failures import Failure
 from ..rank import recording, task_context
 from ..rank.outcome import NO_RANK, RankOutcome, Status
+from ..store.patience import within
 from ..texts import ask, named
 from ..topology import Topology
 from . import ending, reports
 from .actions import Exit
-from .leader_store import RENEW_SECONDS, LeaderStore, NoStore
+from .leader_store import ANSWER_SECONDS, RENEW_SECONDS, LeaderStore, NoStore
 from .loop import Loop
 from .membership import Membership
 from .rank_set import KILL_SECONDS, SETTLE_SECONDS
@@ -90,8 +91,10 @@ class Attempt:
         )
 
     def verdict_is_there(self) -> bool:
-        """Whether its outputs, or its one error, are in the store. Asks it."""
-        return task_context.uploaded(self.flyte)
+        """Whether its outputs, or its one error, are in the store. Asks it; raises TimeoutError where it says
+        nothing."""
+        prefix, access = self.flyte.output_metadata_prefix, task_context.store()
+        return prefix is not None and within(ANSWER_SECONDS, lambda: task_context.uploaded_to(prefix, access))
 
     def store(self) -> SignStore:
         """Where the leader's sign is, and the verdict; nowhere, where there is no store."""

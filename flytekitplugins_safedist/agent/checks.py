@@ -16,7 +16,6 @@ from .. import envvars
 from ..config.options import Preflight
 from ..coordinator.books import Round
 from ..coordinator.coordinator import Fitness
-from ..coordinator.server import CHECKS
 from ..fs.identity import Identity
 from ..preflight import probe
 from ..preflight.judge import NodeReport, Trouble, judge
@@ -26,6 +25,9 @@ from .orders import offered_to
 from .prepare import NodePlan
 
 logger = logging.getLogger(__name__)
+
+CHECKS = -1
+"""The number by which the checks before the first rank name their round where ranks meet."""
 
 _END_SECONDS, _LATE_SECONDS = 3.0, 5.0
 _OF_THE_LIMIT = 0.9
@@ -105,7 +107,7 @@ class Checks:
         run_id, timeout = plan.job.attempt.run_id, settings.timeouts.rendezvous
         offered = offered_to(start)
         named = TorchBackend().environment(place, offered, run_id=run_id, timeout=timeout)
-        meeting = {name: offered[name] for name in (envvars.MEETING,) if name in offered}
+        meeting = {envvars.MEETING: str(plan.meeting)} if plan.meeting is not None else {}
         environment = {**plan.job.ranks_environment, **named, **meeting, envvars.ROUND: str(CHECKS)}
         process = subprocess.Popen(
             [sys.executable, "-m", probe.__name__, str(plan.scratch.path), str(file), str(until)],

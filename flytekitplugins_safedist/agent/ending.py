@@ -77,7 +77,7 @@ def _of_platform(end: books.Verdict, job: Membership) -> SafedistError:
         return unfit
     if end.kind == "lost":
         return GroupClosedError(end.text)
-    if end.nodes == ("0",) and job.link is not None:
+    if end.nodes == ("0",) and not job.leads:
         return job.link.missing_error()
     kind = NotReplacedError if has_begun else RendezvousTimeoutError
     return kind(
@@ -100,7 +100,7 @@ def undecided(left: Exit, job: Membership) -> SafedistError:
     where = {"node": job.first.node, "host": socket.gethostname()}
     if left.why.startswith(FENCED):
         return FencedError("another process has taken this one's place", where=where, seen=left.why, hint=_SAME_NAME)
-    if left.why == CUT_OFF and job.link is not None:
+    if left.why == CUT_OFF:
         missing = job.link.missing_error()
         return NodeLostError(
             "this pod cannot reach the pod that leads the job",
@@ -174,7 +174,8 @@ def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> It
             raise
         if isinstance(error, JobInterruptedError):
             goes_on = "the job goes on" if place.max_nodes > 1 else "the job begins anew"
-            text, prefix = f"this node leaves ({error.what}): {goes_on} when its replacement is there", ""
+            stood = f". When it was told, {error.seen}" if error.seen is not None else ""
+            text, prefix = f"this node leaves ({error.what}): {goes_on} when its replacement is there{stood}", ""
             say(f"nothing is wrong with the task, and nothing is uploaded: {text}")
         else:
             text, prefix = str(error), "this pod is to be replaced: "

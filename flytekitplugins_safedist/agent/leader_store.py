@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..coordinator.sign import Sign, StoreLook
 from ..fs.atomic import atomic_write
+from ..store.patience import within
 from ..store.put_new import path_of
 
 if TYPE_CHECKING:
@@ -19,9 +20,13 @@ NAME = ".safedist-leader.json"
 RENEW_SECONDS = 60.0
 """Between two renewals; shorter where nodes are to notice each other's loss in a shorter time."""
 
+ANSWER_SECONDS = 60.0
+"""For each call: there are clients that wait for ever on a connection that has died (gcsfs 2026.10 sets no limit), and
+file servers; and nothing is begun, ended or uploaded before the next look."""
+
 
 class LeaderStore:
-    """Of one attempt. Each call raises whatever the store's client raises.
+    """Of one attempt. Each call raises whatever the store's client raises, and TimeoutError where it says nothing.
 
     Args:
         prefix: of the attempt's outputs.
@@ -37,10 +42,13 @@ class LeaderStore:
     def look(self) -> StoreLook:
         """What is there."""
         since = time.monotonic()
-        return StoreLook(since, self._sign(), self._is_decided())
+        return within(ANSWER_SECONDS, lambda: StoreLook(since, self._sign(), self._is_decided()))
 
     def put(self, sign: Sign) -> None:
         """Replace what is there."""
+        within(ANSWER_SECONDS, lambda: self._put(sign))
+
+    def _put(self, sign: Sign) -> None:
         data, path = sign.dump(), path_of(self.address)
         if path is None:
             self._access.get_filesystem_for_path(self.address).pipe_file(self.address, data)

@@ -25,6 +25,7 @@ from ..errors import NotReplacedError, RendezvousError, RendezvousTimeoutError
 from ..jitter import jittered
 from ..record.clocks import Ahead
 from ..topology import Endpoint
+from .meeting_place import MeetingPlace
 
 WAIT_LINE_SECONDS = 30.0
 """Between two lines about who is waited for."""
@@ -35,6 +36,9 @@ every node of the job looks."""
 
 _PATIENT_AFTER = 10.0
 """Seconds of looking, after which the pauses grow."""
+
+_SHORT = 1.0
+"""Seconds that a connection lasted, below which the next one is not made at once."""
 
 _PROBE = 2.0
 """Seconds that a machine is given to accept a connection, at each look."""
@@ -67,16 +71,28 @@ class LinkLost:
 
 
 class Link:
-    """One node's connection to a leader in another process.
+    """One node's connection to its leader.
 
     Args:
         rules: of the job.
         endpoint: where node 0 is.
         inbox: takes what is heard: wants, evidence, :class:`LinkLost`, errors.
         say: takes a sentence for the node's log.
+        own: connects to the leader where that is in this process; it is looked for nowhere else.
     """
 
-    def __init__(self, rules: Rules, endpoint: Endpoint, *, inbox: Inbox, say: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        endpoint: Endpoint,
+        *,
+        inbox: Inbox,
+        say: Callable[[str], object],
+        own: Callable[[], socket.socket] | None = None,
+    ) -> None:
+        self._own = own
+        self.place: MeetingPlace | None = None
+        """Where this node's ranks call."""
         self._endpoint = endpoint
         self._who = "node 0" if rules.is_fixed else f"the pod at {endpoint.host}, which leads the job,"
         self._timeout = rules.rendezvous
@@ -89,7 +105,7 @@ class Link:
         self._sending = threading.Lock()
         self._closed = threading.Event()
         self._since = self._told = time.monotonic()
-        self._met_stranger = self._has_met = self._is_left = False
+        self._met_stranger = self._has_met = self._is_left = self._was_short = False
         self._missing = NO_ADDRESS
         self._address = ""
         self.behind = Ahead()
@@ -166,8 +182,10 @@ class Link:
                 sock = self._find()
                 if sock is None:
                     return
+                began = time.monotonic()
                 why = self._listen(sock)
                 self._since = self._told = time.monotonic()
+                self._was_short = self._since - began < _SHORT
                 self._inbox.put(LinkLost(why))
         except BaseException as error:  # else nobody would hear that nothing more will come
             self._inbox.put(error)
@@ -178,16 +196,15 @@ class Link:
 
     def _listen(self, sock: socket.socket) -> str:
         """Take in what the leader says until it is lost, and why it is."""
-        address, self._has_met, self._is_left = str(sock.getpeername()[0]), True, False
-        if self._address != address:
-            self.behind = Ahead()
-        self._address = address
-        sock.settimeout(self._heartbeat)
+        self._has_met, self._is_left = True, False
+        sock.settimeout(self._heartbeat if self._own is None else None)  # this process hears itself when it wakes
         with self._sending:
             self._sock = sock
             if self._status is not None:  # once more: it may be another by now
                 self._send(wire.frame(wire.STATUS, self._status.dump()))
         self.put(wire.beat(time.monotonic()))
+        if self.place is not None:
+            self.place.say_again()
         try:
             while True:
                 self._take(frames.receive(sock, frames.NODE_BYTES))
@@ -206,6 +223,8 @@ class Link:
             self.behind.note(float(content))
         elif kind == wire.WANT:
             self._inbox.put(Want.parse(content))
+        elif kind == wire.ANSWER and self.place is not None:
+            self.place.take(content)
         elif kind == wire.EVIDENCE:
             self._inbox.put(HangEvidence.parse(content))
         else:
@@ -218,12 +237,16 @@ class Link:
         Raises:
             RendezvousError: it speaks another version of the protocol.
         """
+        if self._own is not None:
+            return None if self._closed.is_set() else self._own()
         last = (self._address,) if self._address and not self._is_left else ()  # a reset is no reason to wait for DNS
         if self._is_left:
             self._closed.wait(jittered(_LONGEST_PAUSE, 0.75, 1.25))
+        elif self._was_short:  # most likely the next one will be no longer
+            self._closed.wait(jittered(_PAUSE, 0.75, 1.25))
         while not self._closed.is_set():
             missing = NO_ADDRESS
-            for address in last or whereabouts(self._endpoint):
+            for address in last or whereabouts(self._endpoint) or ():
                 found = self._look(address)
                 if not isinstance(found, Missing):
                     return found
@@ -247,6 +270,9 @@ class Link:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             answer = self._greeted(sock, address)
             if answer and answer[:1] != wire.REFUSAL:
+                if self._address != address:
+                    self.behind = Ahead()
+                self._address = address
                 return sock
             refusal = Refusal.parse(answer[1:]) if answer else None
         except (OSError, ValueError):
@@ -284,8 +310,9 @@ class Link:
             except TimeoutError:
                 self._say_who_is_missing(NO_ANSWER)
                 there, now = whereabouts(self._endpoint), time.monotonic()
-                turn = _TURN if len(there) > 1 else self._heartbeat
-                if now > started + turn or address not in there or self._closed.is_set():
+                turn = _TURN if there is not None and len(there) > 1 else self._heartbeat
+                is_elsewhere = there is not None and address not in there
+                if now > started + turn or is_elsewhere or self._closed.is_set():
                     return b""
         sock.settimeout(self._heartbeat)
         return frames.receive(sock, frames.NODE_BYTES)  # a sign of life, or a refusal
@@ -309,10 +336,16 @@ def pause_after(waited: float) -> float:
     return jittered(min(_LONGEST_PAUSE, _PAUSE * max(1.0, waited / _PATIENT_AFTER)), 0.75, 1.25)
 
 
-def whereabouts(endpoint: Endpoint) -> tuple[str, ...]:
-    """Where node 0 may be: what its name stands for now."""
+def whereabouts(endpoint: Endpoint) -> tuple[str, ...] | None:
+    """Where node 0 may be: what its name stands for now; None where nobody can say, for DNS fails."""
     try:
         entries = socket.getaddrinfo(endpoint.host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        return () if error.errno in _NO_NAME else None
     except OSError:
-        return ()
+        return None
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
+
+
+_NO_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+"""What the resolver says of a name that has no address now."""

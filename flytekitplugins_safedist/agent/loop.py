@@ -47,7 +47,7 @@ class Loop:
         }
         self._does: dict[type, Callable[[Any], object]] = {
             LookAtStore: lambda _: job.look(),
-            DropLink: lambda _: job.link.drop() if job.link is not None else None,
+            DropLink: lambda _: job.link.drop(),
             Say: lambda action: say(action.text),
             Upload: self._end,
             Exit: self._end,

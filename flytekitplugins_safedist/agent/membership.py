@@ -24,10 +24,15 @@ from ..coordinator.wire import Note, RankPicture
 from ..errors import RendezvousError, TopologyError
 from ..hangs.snapshot import Snapshot
 from ..record.clocks import Offset
-from ..topology import Topology
+from ..topology import Endpoint, Topology
+from . import life
 from .link import Link
+from .meeting_place import MeetingPlace
 
 logger = logging.getLogger(__name__)
+
+_NOWHERE = Endpoint("localhost", 0)
+"""Where the leader of a job of one node is not looked for: it is here."""
 
 _PAUSE = 0.25
 """Seconds between two tries to listen."""
@@ -41,7 +46,7 @@ class Membership:
         place: this node's.
         store: where the leader's sign is.
         judge_reports: judges the checks of all nodes, if this process leads.
-        local: where a socket for this node's ranks may be made, if nobody else takes part.
+        local: where a socket for this node's ranks may be made; None where no rank needs one.
         say: takes a sentence for the node's log.
         cannot: why this node can start no rank.
 
@@ -62,6 +67,7 @@ class Membership:
         cannot: Cause | None = None,
     ) -> None:
         self.rules, self.place = rules, place
+        before = life.BEFORE.value
         self.first = Status(
             job=rules.job,
             process=uuid.uuid4().hex,
@@ -70,12 +76,12 @@ class Membership:
             host=socket.gethostname(),
             machine=place.machine,
             cannot=cannot,
+            ranks=0 if cannot is not None else place.nproc_per_node,
+            starts=0 if before is None else before.starts + 1,
+            ended=before.memory if before is not None and before.code is None else None,
         )
         """The status that this process begins with."""
         self.inbox: Inbox = queue.SimpleQueue()
-        self.meeting = ""
-        """Where ranks meet, as :mod:`..meeting` takes it, with ``{address}`` for node 0's; "" where nothing listens."""
-        self.link: Link | None = None
         self._status = self.first
         self._server: Server | None = None
         self._store, self._looking = store, threading.Lock()
@@ -83,8 +89,12 @@ class Membership:
         if place.endpoint is None and place.max_nodes > 1:
             what = "the address where the nodes of this job meet is not set"
             raise TopologyError(what, where={"source": place.source})
-        if not self._host(local) and place.endpoint is not None:
-            self.link = Link(rules, place.endpoint, inbox=self.inbox, say=say)
+        self._host()
+        own = self._server.connect if self._server is not None else None
+        self.link = Link(rules, place.endpoint or _NOWHERE, inbox=self.inbox, say=say, own=own)
+        self.meeting = MeetingPlace(local, rules.job, self.link.put) if local is not None else None
+        """Where this node's ranks call."""
+        self.link.place = self.meeting
 
     @property
     def leads(self) -> bool:
@@ -94,32 +104,22 @@ class Membership:
     def begin(self, status: Status) -> None:
         """Say it to the leader, which is looked for: at first, and whenever it was lost."""
         self._status = status
-        if self._server is not None:
-            self._server.hear(status)
-        elif self.link is not None:
-            self.link.begin(status)
+        self.link.begin(status)
 
     def tell(self, status: Status) -> None:
         """Say it to the leader, if it is another than it knows."""
         if status == self._status:
             return
         self._status = status
-        if self._server is not None:
-            self._server.hear(status)
-        elif self.link is not None:
-            self.link.tell(status)
+        self.link.tell(status)
 
     def show(self, round_: str, look: int, snapshots: Sequence[Snapshot]) -> None:
         """Put a picture of this node's ranks where the coordinator is."""
-        picture = RankPicture(round_, look, tuple(snapshots))
-        if self._server is not None:
-            self._server.take(picture)
-        elif self.link is not None:
-            self.link.put(picture.frame())
+        self.link.put(RankPicture(round_, look, tuple(snapshots)).frame())
 
     def note(self, text: str) -> None:
         """Send node 0 the record of this node's part in the run; there it is already."""
-        if self.link is not None:
+        if not self.leads:
             self.link.put(Note(text, self.link.behind.least).frame())
 
     def notes(self) -> list[tuple[str, Offset]]:
@@ -143,55 +143,47 @@ class Membership:
     def close(self, *, ended: bool, uploaded: bool = False) -> None:
         """Leave. Where the coordinator is here and the job has *ended*, stay until the others have heard it: that the
         verdict is *uploaded*."""
-        if self.link is not None:
-            self.link.close()
+        if self.leads and uploaded:
+            self.link.tell(replace(self._status, is_uploaded=True))
+        if self.meeting is not None:
+            self.meeting.close()
+        self.link.close()
         if self._server is not None:
-            if uploaded:
-                self._server.hear(replace(self._status, is_uploaded=True))
             self._server.close(seconds=SHUTDOWN_SECONDS if ended else 0.0)
 
     # --- node 0 -------------------------------------------------------------------------------------------------------
-    def _host(self, local: Path | None) -> bool:
+    def _host(self) -> None:
+        """Lead the job, if it is this process's to do."""
         place, endpoint = self.place, self.place.endpoint
         alone = place.max_nodes == 1
         is_at_home = place.is_elastic and endpoint is not None and ports.is_here(endpoint.host)
         if not alone and place.node_rank != 0 and not is_at_home:
-            return False
+            return
         store = None if alone else self._store
         options = {"store": store, "judge_reports": self._judge_reports, "say": self._say}
         server = Server(self.rules, self.first.process, self.inbox, **options)  # type: ignore[arg-type]
         try:
-            if self._listens(server, local):
+            if alone or self._listens(server):
                 self._server = server
         finally:
             if self._server is None:
                 server.close()
-        return self._server is not None
 
-    def _listens(self, server: Server, local: Path | None) -> bool:
+    def _listens(self, server: Server) -> bool:
         """Listen; False where another agent of a range does: of several on one machine the kernel chooses one."""
-        until = time.monotonic() + self.rules.heartbeat
+        until, endpoint = time.monotonic() + self.rules.heartbeat, self.place.endpoint or _NOWHERE
         while True:
             try:
-                self._listen(server, local)
+                server.listen(endpoint)
             except RendezvousError:
                 if not self.place.is_elastic or time.monotonic() > until:
                     raise
             else:
                 return True
-            if ports.is_answered(self.place.endpoint):
+            if ports.is_answered(endpoint):
                 return False
             # Somebody's connection has the port, as the kernel gives them out: nobody would lead this job meanwhile.
             time.sleep(_PAUSE)
-
-    def _listen(self, server: Server, local: Path | None) -> None:
-        endpoint = self.place.endpoint
-        if self.place.max_nodes > 1 and endpoint is not None:
-            port = server.listen(endpoint)
-            self.meeting = f"{{address}}:{port}"
-        elif local is not None:
-            server.listen_at(local)
-            self.meeting = f"unix:{local}"
 
 
 def _started() -> float:

@@ -1,8 +1,7 @@
-"""How much memory this container may use, what it uses, and whether that is enough for the ranks.
+"""How much memory this container may use, and what it and its processes use.
 
-A pod that asks for too little is ended by the kernel in the middle of its work, and Flyte shows no text for it. So the
-numbers are read before the first rank starts, and again when one was killed. They come from the kernel: the control
-group of this process (version 1 and 2), and ``/proc``. Reading never fails: what is not there is None.
+The numbers come from the kernel: the control group of this process (version 1 and 2), and ``/proc``. Reading never
+fails: what is not there is None.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..coordinator.books import Memory
 from ..texts import human
 
 
@@ -99,9 +99,10 @@ def cgroup(root: Path = Path("/")) -> Cgroup | None:
     return None
 
 
-def anonymous(pid: int | str = "self") -> int:
-    """Bytes of a process that are its own, not a file's: what a copy of it costs. 0 when it is gone."""
-    return _table(Path(f"/proc/{pid}/status")).get("RssAnon:", 0) * 1024
+def in_use() -> Memory | None:
+    """What this container uses, and its limit; None where it has none."""
+    group = cgroup()
+    return None if group is None or group.limit is None else Memory(group.in_use, group.limit)
 
 
 def resident(pid: int) -> int:
@@ -112,31 +113,6 @@ def resident(pid: int) -> int:
 def high_water(pid: int) -> int:
     """The most bytes that a process has had in memory, pages shared with others included. 0 when it is gone."""
     return _table(Path(f"/proc/{pid}/status")).get("VmHWM:", 0) * 1024
-
-
-def shortage(group: Cgroup | None, *, ranks: int, imported: int) -> str | None:
-    """Why this container's memory is small for its ranks, in one line; None when it is not.
-
-    A forked rank shares what was imported with the others until it writes to it, and by the end of its first steps it
-    has written to nearly all of it (the counts of references lie beside the objects); a fresh interpreter has its own
-    from the start. So each rank adds as much as the imports took, and what the task's own data take comes on top.
-
-    Args:
-        group: what was read when everything was imported, and no rank had started.
-        ranks: of this node.
-        imported: bytes that the imports took, measured in the process that ranks come from.
-    """
-    if group is None or group.limit is None:
-        return None
-    needed = group.in_use + ranks * imported
-    if needed <= group.limit:
-        return None
-    return (
-        f"memory is small for {ranks} rank(s): the limit is {human(group.limit)}, {human(group.in_use)} are in use "
-        f"before a rank starts, and each rank adds about the {human(imported)} that the imports took: "
-        f"{human(needed)} without any data of the task's. Ask for more (requests and limits with mem=...), or start "
-        "fewer ranks"
-    )
 
 
 def loss_of_all(group: Cgroup | None) -> str | None:

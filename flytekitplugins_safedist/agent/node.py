@@ -13,7 +13,6 @@ from functools import partial
 
 from .. import envvars
 from ..config.grace_period import END_SECONDS
-from ..coordinator.books import Memory
 from ..coordinator.messages import HangNotice, Offer
 from ..coordinator.ports import ReservedPort
 from ..coordinator.wire import HangEvidence
@@ -27,7 +26,7 @@ from ..rank.outcome_text import how
 from ..record.run import JobCosts, RunRecord
 from . import memory, scratch, signals
 from .actions import Blame, CallRanks, EndRanks, Exit, MakeOffer, SaveAt, StartRanks, TakePicture, Upload
-from .checks import Checked, Checks
+from .checks import CHECKS, Checked, Checks
 from .disk import DiskWatch
 from .ending import cannot_do_its_part, verdict_of
 from .hang_watch import HangWatch
@@ -120,7 +119,7 @@ class NodeAgent(Loop):
         stopped = isinstance(finish, Exit) and finish.code != 0
         stopped = stopped or (isinstance(finish, Upload) and finish.verdict.kind == "stopped")
         if self._told_to_stop is not None and stopped:
-            raise self._interrupted(int(self._told_to_stop))
+            raise self._interrupted(self._told_to_stop)
         end = finish.verdict if isinstance(finish, Upload) else self.policy.end
         self.report.verdict = None if end is None else verdict_of(end, self._job, self.plan.limit, self.policy.books)
         if self.report.verdict is not None:
@@ -160,9 +159,9 @@ class NodeAgent(Loop):
         if now < self._memory_due:
             return
         self._memory_due = now + _MEMORY_SECONDS
-        group = memory.cgroup()
-        if group is not None and group.limit is not None:
-            self._act(self.policy.on_memory(Memory(group.in_use, group.limit), now))
+        used = memory.in_use()
+        if used is not None:
+            self._act(self.policy.on_memory(used, now))
 
     def _note_failures(self, ranks: Ranks) -> None:
         """Say at once which rank has failed; where a collective has timed out, again with what the others did then."""
@@ -210,6 +209,8 @@ class NodeAgent(Loop):
 
     # --- what the policy decides --------------------------------------------------------------------------------------
     def _begin(self, start: StartRanks) -> None:
+        if self._job.meeting is not None:
+            self._job.meeting.open(start.round, CHECKS if start.is_checks else start.number)
         if start.is_checks:
             self._checks.begin(start)
             return
@@ -292,8 +293,6 @@ class NodeAgent(Loop):
             endpoint = place.endpoint
             address = own_address(endpoint.host, endpoint.port) if place.is_elastic else endpoint.host
         values = {envvars.MASTER_ADDR: address, envvars.MASTER_PORT: str(self._port.port)}
-        if self._job.meeting:
-            values[envvars.MEETING] = self._job.meeting.format(address=f"[{address}]" if ":" in address else address)
         values |= job.backend.open_round(nnodes=place.max_nodes, nproc_per_node=settings.nproc_per_node)
         self._act(self.policy.on_offer(Offer(offer.after, values), time.monotonic()))
 
@@ -348,11 +347,14 @@ class NodeAgent(Loop):
         name = signal.Signals(int(number)).name
         stays, now = int(number) == signal.SIGTERM, time.monotonic()
         self._act(self.policy.on_stop(f"told to stop by {name}", number.at, now, stays=stays))
+        if stays and self._ranks is not None:  # it may be for a time-out of the task's, which says no more than that
+            number.stood = self._ranks.stand()
 
-    def _interrupted(self, number: int) -> JobInterruptedError:
-        name = signal.Signals(number).name
+    def _interrupted(self, number: Signalled) -> JobInterruptedError:
+        name = signal.Signals(int(number)).name
         return JobInterruptedError(
             f"told to stop by {name}; every rank has been ended",
             where={"node_rank": self.report.node_rank},
+            seen=number.stood or None,
             hint="nothing is wrong with the task: see who asked (a preemption, an eviction, a person)",
         ).by(number)

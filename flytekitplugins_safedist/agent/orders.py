@@ -59,8 +59,8 @@ def _environment(start: StartRanks, plan: NodePlan, context: RankContext) -> dic
     offered = offered_to(start)
     place = plan.job.backend.environment(context, offered, run_id=attempt.run_id, timeout=settings.timeouts.rendezvous)
     place[envvars.ROUND] = str(context.round)
-    if envvars.MEETING in offered:
-        place[envvars.MEETING] = offered[envvars.MEETING]
+    if plan.meeting is not None:
+        place[envvars.MEETING] = str(plan.meeting)
     # The user's word beats everything but a rank's identity, which config has refused already.
     return {**plan.job.ranks_environment, **own, **place, **plan.job.call.variables}
 

@@ -68,7 +68,7 @@ class NodePolicy:
         """How the job ends, as far as this node has heard."""
         self._ends_at = float("inf")  # when it is waited no more for the upload of that
         self._want: Want | None = None
-        self._has_ranks = False
+        self._has_ranks = self._has_left = False
         self._stay: tuple[float, str] | None = None  # until when, for a save, and why this pod leaves then
         self._end_at: float | None = None  # when ranks are ended that may only have echoed
         self._exit: Exit | None = None
@@ -142,11 +142,17 @@ class NodePolicy:
                 self._end_ranks()
         return self._acts(now)
 
+    def on_left(self, now: float) -> list[Action]:
+        """All ranks of this node have come back from the function, and are about to end."""
+        self._wake(now)
+        self._has_left = True
+        return self._acts(now)
+
     def on_return(self, ranks: tuple[int, ...], now: float, report: str = "") -> list[Action]:
         """All ranks of this node have returned; or its checks are done."""
         self._wake(now)
         if self.status.phase == "running":
-            self._has_ranks = False
+            self._has_ranks = self._has_left = False
             self._say(phase="returned", ranks_returned=ranks, report=report, stall=0.0)
         return self._acts(now)
 
@@ -213,7 +219,7 @@ class NodePolicy:
             self._out.append(Say(f"{why}: the upload is finished first"))
         if self._verdict is not None or self._exit is not None or self._stay is not None:
             return self._acts(now)
-        if stays and self.status.phase == "running" and self._cut is None and self.rules.preemption > 0:
+        if stays and self._is_needed and self.rules.preemption > 0:
             self._stay = at + self.rules.preemption, why
             self._say(is_preempted=True)
         else:
@@ -322,7 +328,8 @@ class NodePolicy:
                 self._exit_when_quiet(UNDECIDED, want.leave)
             else:
                 self._follow(want, now)
-        if self._exit is None and self._stay is not None and self._need_not_stay(now, self._stay[0]):
+        stays = self._stay is not None and self._exit is None and self._verdict is None
+        if stays and self._stay is not None and self._need_not_stay(now, self._stay[0]):
             why, self._stay = self._stay[1], None
             self._leave(why, now)
         if self._exit is None and self.leads and self.status.cannot is None and self._verdict is None:
@@ -334,8 +341,17 @@ class NodePolicy:
         """Whether all ranks have saved for this pod that leaves; or none can any more."""
         save = self._save
         has_saved = save is not None and save.is_urgent and save.is_done
-        runs = self.status.phase == "running" and self._cut is None
-        return has_saved or not runs or now >= until
+        if self._has_left or (self.status.phase == "returned" and save is not None and save.step is None):
+            has_saved = False  # nobody would save any more; but all may return
+        return has_saved or not self._is_needed or now >= until
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether something of the round is lost without this node: its ranks, or, where these have returned, what the
+        others still do at the leader's."""
+        return self._cut is None and (
+            self.status.phase == "running" or (self.leads and self.status.phase == "returned")
+        )
 
     def _follow(self, want: Want, now: float) -> None:
         course, status = want.course, self.status
@@ -370,7 +386,7 @@ class NodePolicy:
 
     def _start(self, want: Want, now: float) -> None:
         course = want.course
-        self._has_ranks, self._looked = True, now
+        self._has_ranks, self._has_left, self._looked = True, False, now
         self._once.clear()
         self._say(round=course.round, node_rank=want.node_rank, phase="running", is_cut=False, ranks_returned=())
         self._say(listens=False, asks=0, floor=Floor(), saved=0, stall=0.0, looked=0, report="")

@@ -161,7 +161,6 @@ class NodePlan:
         order: what all ranks are told.
         scratched: the job's directory on this node.
         unsafe: why ranks are not forked from the server; None: they are.
-        size: bytes that a rank's imports take.
         limit: how much they may write to disk.
         gpus: of this node.
         seconds: that preparing took.
@@ -172,7 +171,6 @@ class NodePlan:
     order: JobOrder
     scratched: Scratched
     unsafe: str | None
-    size: int
     limit: DiskLimit | None
     gpus: GpuWatch
     seconds: float
@@ -208,13 +206,15 @@ class NodePlan:
             nproc_per_node=self.settings.nproc_per_node,
         )
 
+    @property
+    def meeting(self) -> Path | None:
+        """The socket at which the ranks here call the agent, to meet the others; None where there is one rank alone."""
+        is_alone = self.job.attempt.topology.max_nodes == 1 and self.settings.nproc_per_node == 1
+        return None if is_alone else self.scratch.short / self.scratch.orders.name / "meeting"
+
     def loss_of_all(self) -> str | None:
         """What an out-of-memory kill means here, where it ends the whole container; else None."""
         return memory.loss_of_all(memory.cgroup())
-
-    def shortage(self) -> str | None:
-        """What to warn of where the container's memory is less than its ranks will most likely need."""
-        return memory.shortage(memory.cgroup(), ranks=self.settings.nproc_per_node, imported=self.size)
 
 
 def prepare(job: Job, held: ExitStack) -> NodePlan:
@@ -246,7 +246,7 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
         found = _scanned(call)
         variables = {**job.ranks_environment, **caches, **call.variables}
         server.take(found.steps, environment=variables, path=list(map(os.path.abspath, call.sys_path)))
-    literals.write_literals(call.inputs, order.inputs)
+    _write_inputs(call.inputs, order.inputs)
     if not server.is_ready(_SLOW_SECONDS):
         logger.info(f"libraries are imported for all ranks: {_SLOW_SECONDS:g} s so far")
     imported = server.ready(settings.timeouts.start)
@@ -259,7 +259,7 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
     limit = disk.limit_of(settings, call.environment)
     gpus = held.enter_context(GpuWatch(logger.warning))
     seconds = time.monotonic() - started
-    return NodePlan(job, server, order, scratched, unsafe, imported.size, limit, gpus, seconds)
+    return NodePlan(job, server, order, scratched, unsafe, limit, gpus, seconds)
 
 
 def _order(job: Job, made: JobScratch) -> JobOrder:
@@ -273,6 +273,14 @@ def _order(job: Job, made: JobScratch) -> JobOrder:
         upload_timeout=job.settings.timeouts.upload,
         shared_inputs=made.inputs if job.settings.scratch.share_inputs else None,
     )
+
+
+def _write_inputs(inputs: LiteralMap, path: Path) -> None:
+    try:
+        literals.write_literals(inputs, path)
+    except OSError as error:
+        what, hint = "the task's inputs cannot be written to the scratch directory", scratch.remedy(error)
+        raise ScratchError(what, where={"path": path}, seen=str(error.strerror), hint=hint) from error
 
 
 def _scanned(call: TaskCall) -> Scan:

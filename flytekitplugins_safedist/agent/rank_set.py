@@ -13,6 +13,8 @@ from ..errors import LaunchError, SafedistError, ScratchError
 from ..failures import Failure, speaks_of_timeout
 from ..hangs import picture, stacks
 from ..hangs.gpus import GpuWatch
+from ..hangs.processes import Process
+from ..hangs.snapshot import Snapshot
 from ..rank import literals, outcome_text, shared_page
 from ..rank.order import JobOrder, RankOrder
 from ..rank.outcome import Raised, RankOutcome, Status
@@ -251,8 +253,9 @@ class Ranks:
             expected="Timeouts(start=...) to be enough for that",
             hint="look for what the import waits for (the stacks below, if any), or raise Timeouts(start=...)",
         )
-        raised = Raised(type(error).__name__, str(error), "", Failure.NOT_READY)
-        return self._told(waiting[0], _outcome_of(waiting[0], Status.RAISED, raised=raised, others=self._stood()))
+        first = waiting[0]
+        found = self.blame(first.order.context.rank, error, failure=Failure.NOT_READY, repeats=False)
+        return self._told(first, replace(found, others=self._stood()))
 
     def note_stacks(self, members: Sequence[_Member] | None = None) -> None:
         """Have ranks write where they are, before they are ended or lose the others: those that still run."""
@@ -284,7 +287,22 @@ class Ranks:
     @property
     def running(self) -> dict[int, tuple[RankOrder, AgentPage]]:
         """The order and the page of each rank that has begun and has not ended, by process id."""
-        return {m.pid: (m.order, m.page) for m in self._members if m.running and m.outcome is None and m.begun}
+        return {pid: (member.order, member.page) for pid, member in self._running().items() if member.begun}
+
+    def _running(self) -> dict[int, _Member]:
+        return {member.pid: member for member in self._members if member.running and member.outcome is None}
+
+    def stand(self) -> str:
+        """Where they are at this moment, in a phrase for each place; within a second or so."""
+        begun = {m.order.context.rank: (pid, m.order.files.stacks) for pid, m in self._running().items() if m.begun}
+        threads = stacks.ask(begun, self._server.ask_for_stacks)
+        places: dict[str, list[int]] = {}
+        for pid, member in self._running().items():
+            rank = member.order.context.rank
+            at = Snapshot(rank, Process(pid), threads.get(rank, ())).where if member.begun else "before the function"
+            places.setdefault(at, []).append(rank)
+        named = {at: f"rank{'s' if len(ranks) > 1 else ''} {picture.listed(ranks)}" for at, ranks in places.items()}
+        return "; ".join(f"{who} {'were' if len(places[at]) > 1 else 'was'} {at}" for at, who in named.items())
 
     @property
     def failures(self) -> int:
@@ -355,7 +373,8 @@ class Ranks:
     def blame(self, rank: int, error: SafedistError, **facts: Any) -> RankOutcome:
         """The failure of a rank that this agent, and not the rank itself, has found; ``facts`` of a :class:`Raised`."""
         member = next(member for member in self._members if member.order.context.rank == rank)
-        raised = Raised(type=type(error).__name__, message=str(error), traceback="", **{"repeats": True, **facts})
+        facts = {"repeats": True, "is_agents": True, **facts}
+        raised = Raised(type=type(error).__name__, message=str(error), traceback="", **facts)
         return _outcome_of(member, Status.RAISED, raised=raised, step=member.page.steps.step)
 
     def result(self) -> RankFiles:

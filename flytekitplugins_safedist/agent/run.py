@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from ..agent.log_lines import to_stdout
 from ..errors import JobInterruptedError, LaunchError, SafedistError
 from ..rank import literals
 from ..record import run_page
+from ..store.errors import one_line
 from . import arrival, checks, comeback, ending, prepare
 from .actions import Exit
-from .loop import Finish
 from .membership import Membership
 from .node import NodeAgent
 from .prepare import Job, NodePlan, TaskCall
@@ -72,7 +73,7 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
         return Elsewhere()
     for note in place.notes:
         logger.warning(note)
-    with ending.replaced_when_undecided(place, say), contextlib.ExitStack() as held:
+    with ending.replaced_when_undecided(place, say), of_platform(), contextlib.ExitStack() as held:
         try:
             plan = prepare.prepare(job, held)
         except SafedistError as error:
@@ -81,9 +82,6 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
                 return Elsewhere()
             raise
         say(_start_line(plan))
-        short = plan.shortage()
-        if short is not None:
-            logger.warning(short)
         loss = plan.loss_of_all()
         if loss is not None:
             say(loss)
@@ -101,13 +99,13 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
 def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
     """Meet the other nodes, drive this one's ranks, and leave in order: what came of it, and whether this node is the
     one to upload that."""
-    attempt, place, nproc = plan.job.attempt, plan.job.attempt.topology, plan.settings.nproc_per_node
+    attempt, place = plan.job.attempt, plan.job.attempt.topology
     joined = Membership(
         attempt.rules(),
         place,
         attempt.store(),
         judge_reports=checks.judged_by(plan.settings.preflight),
-        local=plan.scratch.short / plan.scratch.orders.name / "meeting" if nproc > 1 else None,
+        local=plan.meeting,
         say=say,
     )
     agent = NodeAgent(plan, joined, show=to_stdout, say=say)
@@ -142,7 +140,8 @@ def _show(agent: NodeAgent) -> None:
 
 def _to_the_end(agent: NodeAgent, joined: Membership) -> bool:
     """Drive this node's ranks until the job has ended, and leave in order. Whether this node is the one to upload."""
-    finish = driven(agent)
+    with of_platform():
+        finish = agent.drive()
     if isinstance(finish, Exit):
         if finish.code != 0:
             raise ending.undecided(finish, joined)
@@ -157,17 +156,19 @@ def _to_the_end(agent: NodeAgent, joined: Membership) -> bool:
     return True
 
 
-def driven(agent: NodeAgent) -> Finish:
-    """Drive the ranks. No line of the user's runs in this process: whatever else fails here is the platform's."""
+@contextlib.contextmanager
+def of_platform() -> Iterator[None]:
+    """Inside, no line of the user's runs in this process: what fails, and does not say whose error it is, is the
+    platform's."""
     try:
-        return agent.drive()
+        yield
     except SafedistError:
         raise
     except Exception as error:
         raise LaunchError(
             "the process that runs this node's ranks has failed by itself",
             where={"host": socket.gethostname()},
-            seen=f"{type(error).__name__}: {error}",
+            seen=one_line(error),
             hint="look at the limits of this container (open files, processes and threads, memory); else report this "
             "as a bug of safedist, with the log",
         ) from error

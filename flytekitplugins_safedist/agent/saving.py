@@ -34,6 +34,7 @@ class RoundSaving:
         self._policy = policy
         self._act = act
         self._count = 0
+        self._have_left = False
         self._save: SaveAt | None = None
 
     def look(self) -> None:
@@ -45,8 +46,13 @@ class RoundSaving:
         if count != self._count:
             self._count = count
             self._act(self._policy.on_ask(now))
-        save = self._save
-        if save is not None and all(page.finished(save.call, urgent=save.is_urgent) for page in self._pages):
+        save, have_left = self._save, all(page.left for page in self._pages)
+        if have_left and not self._have_left:
+            self._have_left = True
+            self._act(self._policy.on_left(now))
+        if save is None or (save.is_urgent and have_left):
+            return  # they are to return, which is more than a save: a pod must not leave before that
+        if all(page.finished(save.call, urgent=save.is_urgent) for page in self._pages):
             self._save = None
             self._act(self._policy.on_save(save.call, now))
 

@@ -17,9 +17,11 @@ class Signalled(int):
 
     Attributes:
         at: when it came, by the monotonic clock: the loop may take it later.
+        stood: where ranks were then; "" where nobody has looked.
     """
 
     at: float
+    stood: str = ""
 
     def __new__(cls, number: int) -> Signalled:
         """It comes now."""

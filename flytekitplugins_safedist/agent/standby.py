@@ -85,11 +85,11 @@ def lent(environment: Mapping[str, str]) -> Iterator[RankServer]:
 
 def _surroundings() -> Any:
     path = path_for_libraries(sys.path)
-    status = Path("/proc/self/status").read_text().splitlines()
+    status = Path("/proc/self/status").read_bytes().splitlines()  # its name may be no text
     return (
         [(each, _installed(each)) for each in path],
         [resource.getrlimit(limit) for limit in _LIMITS],
-        [line for line in status if line.startswith("Umask:")],
+        [line for line in status if line.startswith(b"Umask:")],
         os.sched_getaffinity(0),
         os.getpriority(os.PRIO_PROCESS, 0),
     )

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from ..compat import before_threads_end
 from ..errors import CheckpointError, ConfigError, NotInTaskError, Problem
@@ -94,9 +94,7 @@ class Checkpoints:
         self._back_to: int | None = None  # the step that the user has gone back to, and
         self._needed: str | None = None  # the save of it
         self.latest: int | None = None
-        context.at_end(self._end)
-        context.in_any_case(lambda: self._drain("the end", _LAST_SECONDS))
-        before_threads_end(lambda: self._drain("the end"))
+        self._hear_of_the_end()
 
     # --- what a training loop calls -----------------------------------------------------------------------------------
     @context.saving()
@@ -221,6 +219,14 @@ class Checkpoints:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.wait()
+
+    def _hear_of_the_end(self) -> None:
+        if self._job:
+            context.at_end(self._end)
+            context.in_any_case(lambda: self._drain("the end", _LAST_SECONDS))
+        # Else whoever drops this drops its copy of the state, too: a notebook makes many. What is in flight holds it.
+        me = ref(self)
+        before_threads_end(lambda: Checkpoints._drain(mine, "the end") if (mine := me()) is not None else None)
 
     def _end(self) -> None:
         """The task's function has returned."""

@@ -60,12 +60,20 @@ def gather(where: str | os.PathLike[str] | None, *, attempt: int) -> Facts:
         )
     execution = getattr(parameters, "execution_id", None)
     return Facts(
-        os.fspath(where) if where is not None else (destination or "").rstrip("/") + SIBLING,
+        _from_here(where) if where is not None else (destination or "").rstrip("/") + SIBLING,
         given=where is not None,
         outputs=getattr(parameters, "output_metadata_prefix", None),
         attempt=attempt,
         execution=(execution.project, execution.domain, execution.name) if execution is not None else None,
     )
+
+
+def _from_here(where: str | os.PathLike[str]) -> str:
+    """The place, wherever the working directory is later."""
+    from fsspec.core import strip_protocol
+
+    text = os.fspath(where)
+    return text if "://" in text else str(strip_protocol(text))
 
 
 def outputs_before(facts: Facts) -> list[str]:

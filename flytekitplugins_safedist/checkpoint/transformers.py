@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tempfile
@@ -19,6 +20,9 @@ from .manager import Checkpoints
 
 _OF_RANK = re.compile(r"(?:rng_state_|__|.*?rank_)(\d+)[._].*")
 """Names of what each rank writes of its own: random numbers, parts of FSDP's and DeepSpeed's."""
+
+_CALLS = itertools.count()
+"""Of ``newest`` in this process, of all callbacks: the same in every rank."""
 
 
 class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
@@ -57,7 +61,9 @@ class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         state: dict[str, Any] = {"own": own, **({"files": files} if me.local_rank == 0 else {})}
         if not self.checkpoints.restore(state):
             return None
-        directory = Path(once_per_node("safedist-newest", lambda: tempfile.mkdtemp(prefix="newest-")))
+        # Each call has a directory of its own: of two saves in one, files of the first would stay among the second's.
+        key = f"safedist-newest/{next(_CALLS)}"
+        directory = Path(once_per_node(key, lambda: tempfile.mkdtemp(prefix="newest-")))
         for name, data in {**files.value, **own.value}.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             data.numpy().tofile(directory / name)

@@ -46,6 +46,25 @@ def around_waits(begins: Callable[[str], object], ends: Callable[[], object]) ->
             setattr(native, name, noting(getattr(native, name)))
 
 
+def before_init(check: Callable[[], object]) -> None:
+    """Have something called before ``hvd.init()`` starts Horovod's thread: what that finds wrong ends the process.
+
+    Raises:
+        ImportError: there is no Horovod here, or not for torch.
+        IncompatibleVersionError: it starts in another way.
+    """
+    from horovod.torch import mpi_ops
+
+    native = lookup(lookup(mpi_ops, "_basics", of="horovod"), "MPI_LIB_CTYPES", of="horovod")
+    init = lookup(native, "horovod_init", of="horovod")
+
+    def checked(*arguments: Any) -> Any:
+        check()
+        return init(*arguments)
+
+    native.horovod_init = checked
+
+
 def _about(arguments: tuple[Any, ...]) -> str:
     """A name is the only bytes among them, and the process set's number the last whole number."""
     name = next((each.decode(errors="replace") for each in arguments if isinstance(each, bytes)), "")

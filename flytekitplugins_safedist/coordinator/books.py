@@ -134,8 +134,13 @@ class Loss(DataClassDictMixin):
     life: float = -1.0
     memory: Memory | None = None
 
+    @property
+    def is_explained(self) -> bool:
+        """Its container was most likely ended for its memory."""
+        return self.memory is not None and self.memory.is_full
+
     def __str__(self) -> str:
-        full = f"; its memory was full ({self.memory})" if self.memory is not None and self.memory.is_full else ""
+        full = f"; its memory was full ({self.memory})" if self.is_explained else ""
         return f"{self.node}: {self.why}{full}"
 
 
@@ -186,7 +191,7 @@ class Outcome(DataClassDictMixin):
         return replace(
             self,
             cause=theirs if is_theirs else ours,
-            loss=self.loss or other.loss,
+            loss=other.loss if other.loss is not None and other.loss.is_explained else self.loss or other.loss,
             free=self.free or other.free,
             without=self.without or other.without,
             returned=tuple(sorted({*self.returned, *other.returned}))[:_RANKS],
@@ -379,7 +384,7 @@ def _too_many_losses(books: Books, term: int, rules: Rules) -> Verdict | None:
     idle = sum(each not in terms for each in range(1, term))
     free = max(0, len(books.costing("nothing")) - rules.most_free)
     last = losses[-1] if losses else Loss("node 0", "it was lost before a round began")
-    kind: Literal["memory", "lost"] = "memory" if last.memory is not None and last.memory.is_full else "lost"
+    kind: Literal["memory", "lost"] = "memory" if last.is_explained else "lost"
     lives = [each.life for each in losses if each.node == last.node][-_RELAPSES:]
     if rules.is_fixed and len(lives) == _RELAPSES and all(0 <= life < rules.short_life for life in lives[1:]):
         short = f"{rules.short_life:g} s"

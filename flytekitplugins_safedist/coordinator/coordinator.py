@@ -229,7 +229,10 @@ class Coordinator:
         process = status.process
         if process in self._outsiders:
             return
+        rank = self._state.ranks.get(process) if status.round == self.books.round else None
         if status.leaving:
+            if rank is not None and status.phase == "returned":
+                self._on_member(status, rank, now)  # it leaves with its part done
             self._dismiss(process, status.leaving, now, status)
             return
         if process not in self._seats and not self._seat(status, now):
@@ -255,6 +258,8 @@ class Coordinator:
         if status.phase == "returned":
             state.returned.add(rank)
             state.saves.on_leave(status.process)
+            if status.is_preempted and status.process == self.me:
+                state.saves.on_end()
         elif status.phase == "running":
             state.saves.on_status(status)
         else:
@@ -323,7 +328,33 @@ class Coordinator:
         self._seats[process] = Seat(status, now, now, status.round == NO_ROUND)
         self._count += 1
         self._silence_due = min(self._silence_due, now + self.rules.heartbeat)
-        return True
+        self._explain(status)
+        for each in list(self._seats) if process == self.me else [process]:
+            self._compare_ranks(each, now)
+        return process in self._seats
+
+    def _compare_ranks(self, process: str, now: float) -> None:
+        """Ranks are numbered by how many each node has: one that has another number than node 0's would be in another
+        world than the others."""
+        status, leads = self._seats[process].status, self._seats.get(self.me)
+        if leads is None or not status.ranks or not leads.status.ranks or status.ranks == leads.status.ranks:
+            return
+        has = f"it has {status.ranks} rank(s), and node 0 has {leads.status.ranks}"
+        why = f"{has}: all nodes of a job have the same number"
+        self._dismiss(process, why, now)
+        self._troubles[status.name] = why
+
+    def _explain(self, status: Status) -> None:
+        """A process comes to the place of one that was lost, in the same container, and has found what that one's
+        memory was at last: nobody was left to say it."""
+        if status.ended is None or not status.ended.is_full:
+            return
+        for rank, loss in self._state.absent.items():
+            if loss.node == status.name:
+                self._state.absent[rank] = replace(loss, memory=status.ended)
+        last = self.books.last
+        if last.loss is not None and last.loss.node == status.name:
+            self.books = self.books.noting(replace(last, loss=replace(last.loss, memory=status.ended)))
 
     def _turn_away(self, process: str, why: str) -> bool:
         """It takes part in nothing any more, and is told so."""
@@ -357,6 +388,8 @@ class Coordinator:
         self._lose(rank, loss)
         state.saves.on_leave(process)
         state.inquiry.on_leave(process)
+        if state.is_checks:
+            state.returned.discard(rank)  # whoever comes in its place is to be checked, and its word is gone with it
         if state.phase == "running" and rank not in state.returned:
             self._end_round(f"{status.name} has left: {why}" if has_left else str(loss), now)
         elif state.phase == "running":
@@ -510,6 +543,8 @@ class Coordinator:
             self._lose(rank, Loss(f"node {rank} of that round", "it did not come back in time"))
         if self.is_retired:
             return
+        for seat in self._seats.values():
+            self._explain(seat.status)
         has_failed = self.books.last.cause is not None
         loss = next((loss for rank, loss in state.absent.items() if has_failed or rank not in state.returned), None)
         statuses = [seat.status for seat in self._seats.values() if seat.status.round == key]

@@ -89,6 +89,7 @@ class Status(DataClassDictMixin):
         process: a random id of this incarnation.
         node: its place where the job's size is fixed; None in a range.
         started: when the process started, in seconds since the epoch, by its own clock.
+        ranks: that it has; 0 where it can start none, or nobody says.
         host, machine: its host's name, and the Kubernetes node that it is on ("" where nobody says).
         leader: the greatest that it has obeyed.
         round: the last that it has obeyed a want of: its ranks run or ran in it, or it has ended what was before.
@@ -107,6 +108,8 @@ class Status(DataClassDictMixin):
         is_urgent: that wait will be ended, by a library or for the user; else it is only to be told.
         looked: the last look for which the picture of this node's ranks is there.
         report: of the checks in this round, as text.
+        starts: how often its container was started before, in the same pod.
+        ended: the memory of that at last, where it ended without a word.
         memory: of its container: a new word where it comes near the limit.
         leader_memory: the leader's, as it was heard.
         offer: see :class:`Offer`.
@@ -138,11 +141,14 @@ class Status(DataClassDictMixin):
     is_urgent: bool = True
     looked: int = 0
     report: str = ""
+    starts: int = 0
+    ended: Memory | None = None
     memory: Memory | None = None
     leader_memory: Memory | None = None
     offer: Offer | None = None
     is_uploaded: bool = False
     books: Books | None = None
+    ranks: int = 0
 
     @property
     def ground(self) -> str:
@@ -222,9 +228,9 @@ class Course(DataClassDictMixin):
     books: Books = field(default_factory=Books)
 
     @cached_property
-    def text(self) -> str:
+    def content(self) -> bytes:
         """As JSON; made once for thousands of nodes."""
-        return _packed(_without_defaults(self, self.to_dict())).decode()
+        return _packed(_without_defaults(self, self.to_dict()))
 
 
 @dataclass(frozen=True)
@@ -248,8 +254,8 @@ class Want:
 
     def dump(self) -> bytes:
         """As a frame's content."""
-        head = json.dumps({"node_rank": self.node_rank, "leave": self.leave}, ensure_ascii=False)
-        return f'{head[:-1]}, "course": {self.course.text}}}'.encode("utf-8", "backslashreplace")
+        head = f'{{"node_rank": {self.node_rank}, "leave": {json.dumps(self.leave)}, "course": '
+        return b"".join((head.encode(), self.course.content, b"}"))
 
     @classmethod
     def parse(cls, content: bytes) -> Want:

@@ -59,10 +59,8 @@ def is_here(host: str) -> bool:
     return False
 
 
-def is_answered(endpoint: Endpoint | None) -> bool:
+def is_answered(endpoint: Endpoint) -> bool:
     """Whether anybody listens there."""
-    if endpoint is None:
-        return False
     with suppress(OSError), socket.create_connection((endpoint.host, endpoint.port), timeout=2.0):
         return True
     return False

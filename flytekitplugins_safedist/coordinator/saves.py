@@ -50,6 +50,11 @@ class RoundSaves:
             each.discard(process)
         self._advance()
 
+    def on_end(self) -> None:
+        """The leader is told to stop, and its own ranks have returned: with it the round ends for the others."""
+        self._preempted.add("")
+        self._advance()
+
     def _has_answered(self, status: Status, save: Save) -> bool:
         if save.step is not None:
             return status.saved >= save.call

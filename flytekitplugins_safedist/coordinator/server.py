@@ -1,4 +1,5 @@
-"""The coordinator's process as the others reach it: one server in node 0's agent, one connection for each node.
+"""The coordinator's process as the others reach it: one server in node 0's agent, one connection for each
+node, its own too.
 
 An asyncio loop on a thread of its own, which alone touches the coordinator. Nothing that arrives is unpickled. Whoever
 sends what is no message, or too much of it, loses its own connection; an unknown peer holds a few kilobytes, for some
@@ -12,13 +13,13 @@ import json
 import logging
 import queue
 import resource
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from .. import frames
@@ -27,6 +28,7 @@ from ..hangs.judge import Hang, judge
 from ..hangs.picture import text
 from ..hangs.snapshot import Snapshot
 from ..record.clocks import Ahead, Offset
+from ..store.errors import one_line
 from ..topology import Endpoint
 from . import wire
 from .coordinator import Coordinator, JudgeReports
@@ -51,6 +53,9 @@ _TICK_SECONDS = 0.25
 BEATS = 6
 """Signs of life within the time after which their absence counts."""
 
+_LAST_WORDS_SECONDS = 1.0
+"""Until what this process's own node has said is read."""
+
 _NAMED_STRANGERS = 256
 """Peers of no part of this job that are named in the log, one line each."""
 
@@ -63,8 +68,11 @@ _OWN_FILES = 256
 _MOST_FILES = 1 << 20
 """Open files, where nothing limits them: Linux' own limit (``fs.nr_open``) as it is delivered."""
 
-_UNSENT_BYTES = 1 << 26
-"""What one connection may leave unread before it is closed."""
+_READ_BYTES = 1 << 18
+"""Of one connection, before the next one has its turn."""
+
+_UNSENT_BYTES = 1 << 30
+"""What one connection may leave unread before it is closed: as much as 16 ranks may ask for at once."""
 
 _PICTURE_LINES = 60
 _EVIDENCE_CHARACTERS = 1 << 19
@@ -72,9 +80,6 @@ _EVIDENCE_CHARACTERS = 1 << 19
 
 Inbox = queue.SimpleQueue[object]
 """For the loop of an agent."""
-
-CHECKS = -1
-"""The number by which the checks before the first rank name their round to the keys and values of it."""
 
 
 class SignStore(Protocol):
@@ -85,41 +90,76 @@ class SignStore(Protocol):
     def put(self, sign: Sign) -> None: ...
 
 
-class _Way:
-    """The way to one node: its connection; or, of this process's own, its inbox. One of thousands."""
+class _Connection(asyncio.BufferedProtocol):
+    """The connection of one node. One of thousands: it has no task and no buffer of its own, but for the beginning of a
+    frame whose rest is still to come."""
 
-    __slots__ = ("_inbox", "_writer", "want")
+    __slots__ = ("_late", "_rest", "_server", "_transport", "is_own", "limit", "process", "want")
 
-    def __init__(self, writer: asyncio.StreamWriter | None, inbox: Inbox | None = None) -> None:
-        self._writer, self._inbox = writer, inbox
+    def __init__(self, server: Server, *, is_own: bool) -> None:
+        self._server, self.is_own = server, is_own
+        self._rest = bytearray()
+        self.limit = frames.HELLO_BYTES
+        self.process = ""  # whose it is, when it has said so
         self.want: Want | None = None  # that was sent last
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._late = self._server.call_later(HELLO_SECONDS, self.drop)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The same for all connections: it is read at once, before the next one is."""
+        return self._server.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        rest, at = self._rest, 0
+        rest += self._server.buffer[:nbytes]
+        try:
+            while len(rest) - at >= frames.PREFIX_BYTES and not self._transport.is_closing():
+                begin = at + frames.PREFIX_BYTES
+                end = begin + frames.length(rest[at:begin], self.limit)
+                if len(rest) < end:
+                    break
+                at = end
+                self._server.read(self, bytes(rest[begin:end]))
+        except (ValueError, RecursionError, frames.FrameError) as error:
+            self._server.note_stranger(self.peer, f"what it sent is no message: {str(error)[:200]}")
+            self.close()
+        del rest[:at]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._late.cancel()
+        self._server.lose(self)
+
+    def accept(self, process: str) -> None:
+        """It has said whose it is."""
+        self._late.cancel()
+        self.process, self.limit = process, frames.NODE_BYTES
+
+    @property
+    def peer(self) -> str:
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) and name else "this process"
 
     def hand(self, want: Want) -> None:
         """Send it, unless it is what this node knows."""
-        if want == self.want:
-            return
-        self.want = want
-        if self._inbox is not None:
-            self._inbox.put(want)
-        else:
+        if want != self.want:
+            self.want = want
             self.send(wire.frame(wire.WANT, want.dump()))
 
-    def show(self, evidence: HangEvidence) -> None:
-        if self._inbox is not None:
-            self._inbox.put(evidence)
-        else:
-            self.send(evidence.frame())
-
     def send(self, frame: bytes) -> None:
-        """Never waits; a node that reads nothing loses its connection."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame)
-            if self._writer.transport.get_write_buffer_size() > _UNSENT_BYTES:
+        """Never waits; who reads nothing loses its connection."""
+        if not self._transport.is_closing():
+            self._transport.write(frame)
+            if self._transport.get_write_buffer_size() > _UNSENT_BYTES:
                 self.drop()
 
+    def close(self) -> None:
+        """When what was sent is on its way."""
+        self._transport.close()
+
     def drop(self) -> None:
-        if self._writer is not None:
-            self._writer.transport.abort()
+        self._transport.abort()
 
 
 class Server:
@@ -128,7 +168,7 @@ class Server:
     Args:
         rules: the job's.
         process: the id of this process.
-        inbox: takes what the node of this very process is told, and any error of this server.
+        inbox: takes any error of this server.
         store: None where there is one node alone.
         judge_reports: judges the checks of the nodes.
         say: takes a sentence for the node's log.
@@ -154,13 +194,18 @@ class Server:
         self._stores = ThreadPoolExecutor(1, "safedist leader's sign")
         self._is_looking, self._is_well = False, True
         self._beat = max(0.05, min(5.0, rules.heartbeat / BEATS))
-        self._ways: dict[str, _Way] = {process: _Way(None, inbox)}
+        self._ways: dict[str, _Connection] = {}
+        self._open: set[_Connection] = set()
         self._keys, self._of_round = KeyValues(), ""
+        self._answers: dict[str, dict[int, bytes]] = {}  # of this round, to a node's calls: b"" while it waits
+        self._calls: set[asyncio.Task[None]] = set()
         self._pictures: dict[str, tuple[str, int, tuple[Snapshot, ...]]] = {}
         self._clocks: dict[str, Ahead] = {}
         self._notes: dict[str, Note] = {}
         self._beaten = 0.0
         self._strangers: set[str] = set()
+        self.buffer = memoryview(bytearray(_READ_BYTES))
+        """What comes on any connection is read into it."""
         self._loop = asyncio.new_event_loop()
         self._servers: list[asyncio.base_events.Server] = []
         self._others_gone = threading.Event()
@@ -170,7 +215,7 @@ class Server:
 
     # --- from this process's other threads ----------------------------------------------------------------------------
     def listen(self, endpoint: Endpoint) -> int:
-        """Listen for nodes and ranks, on every interface; the port.
+        """Listen for nodes, on every interface; the port.
 
         Raises:
             RendezvousError: the port is taken, or this process may not open enough connections.
@@ -187,31 +232,27 @@ class Server:
                 hint="another agent of this job may still be running in this pod; choose another port if not",
             ) from error
         # asyncio takes its backlog also for how often it tries to accept in a row, and logs each try that fails.
-        self._serve(asyncio.start_server(self._connected, sock=sock, limit=1 << 16, backlog=_ACCEPTS))
+        self._serve(self._loop.create_server(self._connection, sock=sock, backlog=_ACCEPTS))
         sock.listen(BACKLOG)
         found: int = sock.getsockname()[1]
         return found
 
-    def listen_at(self, path: Path) -> None:
-        """Listen for this node's ranks alone.
+    def connect(self) -> socket.socket:
+        """A connection for the node of this very process.
 
         Raises:
-            OSError: the socket cannot be made.
+            OSError: this process may open no more files.
         """
-        self._serve(asyncio.start_unix_server(self._connected, path=path, limit=1 << 16))
-
-    def hear(self, status: Status) -> None:
-        """Take the status of this very process's node."""
-        self._soon(self._take, self._process, status)
-
-    def take(self, picture: RankPicture) -> None:
-        """Take a picture of this very process's ranks."""
-        self._soon(self._keep, self._process, picture)
+        mine, theirs = socket.socketpair()
+        theirs.setblocking(False)  # noqa: FBT003
+        way = self._loop.create_connection(lambda: self._connection(is_own=True), sock=theirs)
+        asyncio.run_coroutine_threadsafe(way, self._loop).result()
+        return mine
 
     @property
     def others(self) -> int:
         """Nodes of other processes that are connected."""
-        return len(self._ways) - 1
+        return sum(process != self._process for process in list(self._ways))
 
     def notes(self) -> list[tuple[str, Offset]]:
         """What other nodes have noted of the run: as JSON, and what to add to its times for this process's."""
@@ -221,7 +262,8 @@ class Server:
         ]
 
     def close(self, *, seconds: float = 0.0) -> None:
-        """Stop; first wait, at most ``seconds``, until every other node that is connected has left."""
+        """Stop; first wait, at most ``seconds``, until every other node that is connected has left. This process's own
+        is to have left by then."""
         if not self._thread.is_alive():
             return
         if seconds:
@@ -238,20 +280,30 @@ class Server:
             self._loop.call_soon_threadsafe(call, *arguments)
 
     # --- on the loop --------------------------------------------------------------------------------------------------
-    def _serve(self, starting: object) -> None:
-        async def serve() -> None:
-            self._servers.append(await starting)  # type: ignore[misc]
+    def _serve(self, starting: Coroutine[Any, Any, asyncio.base_events.Server]) -> None:
+        self._servers.append(asyncio.run_coroutine_threadsafe(starting, self._loop).result())
 
-        asyncio.run_coroutine_threadsafe(serve(), self._loop).result()
+    def _connection(self, *, is_own: bool = False) -> _Connection:
+        connection = _Connection(self, is_own=is_own)
+        self._open.add(connection)
+        return connection
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> asyncio.TimerHandle:
+        return self._loop.call_later(seconds, call)
 
     async def _stop(self) -> None:
+        until = time.monotonic() + _LAST_WORDS_SECONDS
+        while self._process in self._ways and time.monotonic() < until:
+            await asyncio.sleep(0.001)  # it has left: what it has said last is on its way
         for server in self._servers:
             server.close()
         tasks = [task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()]
+        for connection in self._open:
+            connection.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._loop.stop()
+        self._loop.call_soon(self._loop.stop)  # after the connections' own last steps
 
     def _tick(self) -> None:
         # First: whatever fails here, the coordinator is told of time.
@@ -259,9 +311,8 @@ class Server:
         now = time.monotonic()
         if now - self._beaten >= self._beat:
             self._beaten = now
-            for process, way in list(self._ways.items()):
-                if process != self._process:
-                    way.send(wire.beat(time.monotonic()))
+            for way in list(self._ways.values()):
+                way.send(wire.beat(time.monotonic()))
         self._do(self._coordinator.on_tick)
         if self._coordinator.is_retired:
             self._retire()
@@ -289,15 +340,15 @@ class Server:
         if course.runs and str(course.round) != self._of_round:
             self._of_round = str(course.round)
             self._keys.close()
-            self._keys = KeyValues()
+            self._keys, self._answers = KeyValues(), {}
             self._pictures.clear()
 
     def _retire(self) -> None:
         """Another process leads the job: nobody is to wait here."""
         for server in self._servers:
             server.close()
-        for process, way in list(self._ways.items()):
-            if process != self._process:
+        for way in self._ways.values():
+            if not way.is_own:
                 self._loop.call_later(_TICK_SECONDS, way.drop)  # when it has heard why
 
     # --- the store ----------------------------------------------------------------------------------------------------
@@ -330,8 +381,7 @@ class Server:
 
     def _note_trouble(self, error: Exception) -> None:
         if self._is_well:
-            seen = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-            self._say(f"the sign that this node leads the job cannot be put into the store: {seen}")
+            self._say(f"the sign that this node leads the job cannot be put into the store: {one_line(error)}")
         self._is_well = False
 
     def _in_thread(self, work: Callable[[], object], then: Callable[[Any], object]) -> None:
@@ -402,7 +452,7 @@ class Server:
             evidence = f"{evidence[:_EVIDENCE_CHARACTERS]}\n[cut: {len(evidence)} characters in all]"
         for process, snapshots in some.items():
             if process in self._ways and any(each.rank == hang.rank for each in snapshots):
-                self._ways[process].show(HangEvidence(evidence))
+                self._ways[process].send(HangEvidence(evidence).frame())
 
     # --- connections --------------------------------------------------------------------------------------------------
     def _take(self, process: str, status: Status) -> None:
@@ -412,67 +462,54 @@ class Server:
             self._loop.call_soon(self._tick)
         self._do(lambda now: self._coordinator.on(status, now))
 
-    def _keep(self, process: str, picture: RankPicture) -> None:
-        self._pictures[process] = picture.round, picture.look, picture.snapshots
-
     def _note_departure(self) -> None:
         """Those who have not come yet are waited for as well: they are to find the end, not a node 0 that never was."""
         if not self.others and len(self._came) >= self._rules.min_nodes:
             self._others_gone.set()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = _peer_of(writer)
-        try:
-            greeting = await asyncio.wait_for(_frame_of(reader, frames.HELLO_BYTES), HELLO_SECONDS)
-            if greeting[:1] != wire.STATUS:
-                await self._meet(_head(greeting), reader, writer, peer)
-                return
-            status, way = Status.parse(greeting[1:]), _Way(writer)
-            del greeting  # it would stay as long as the node
-            if self._admits(status, way, peer):
-                process = status.process
-                self._welcome(status, way)
-                del status
-                await self._node(process, way, reader)
-            else:
-                await asyncio.wait_for(writer.drain(), HELLO_SECONDS)
-        except (ValueError, RecursionError, frames.FrameError) as error:
-            self._note_stranger(peer, f"what it sent is no message: {str(error)[:200]}")
-        except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError, asyncio.CancelledError):
-            pass  # gone, or silent; or this server closes, and Python 3.11's streams log a task that was cancelled
-        finally:
-            with suppress(Exception):
-                writer.close()
+    def read(self, way: _Connection, frame: bytes) -> None:
+        """A frame has come.
 
-    def _admits(self, status: Status, way: _Way, peer: str) -> bool:
+        Raises:
+            ValueError: it is none of these messages.
+        """
+        if way.process:
+            if self._ways.get(way.process) is way:  # else it is said on a connection that has been replaced
+                self._read(way.process, way, frame[:1], frame[1:])
+        elif frame[:1] == wire.STATUS:
+            self._greet(way, Status.parse(frame[1:]))
+        else:
+            raise ValueError("not a node's status")
+
+    def lose(self, way: _Connection) -> None:
+        """It is closed."""
+        self._open.discard(way)
+        process = way.process
+        if not process:
+            return
+        if self._ways.get(process) is way:
+            del self._ways[process]
+            self._do(lambda now: self._coordinator.on_disconnect(process, now))
+        self._note_departure()
+
+    def _greet(self, way: _Connection, status: Status) -> None:
+        process = status.process
         why = status.refusal(self._rules.job)
         if why:
-            self._note_stranger(peer, f"host {status.host[:100]!r}: {why}", "a node of another job")
+            self.note_stranger(way.peer, f"host {status.host[:100]!r}: {why}", "a node of another job")
             way.send(Refusal(why, is_stranger=status.job != self._rules.job).frame())
-        return not why and status.process != self._process and not self._coordinator.is_retired
-
-    def _welcome(self, status: Status, way: _Way) -> None:
-        before = self._ways.get(status.process)
-        self._ways[status.process] = way
+        if why or (process == self._process) != way.is_own or (self._coordinator.is_retired and not way.is_own):
+            way.close()
+            return
+        way.accept(process)
+        before = self._ways.get(process)
+        self._ways[process] = way
         if before is not None:
             before.drop()
         way.send(wire.beat(time.monotonic()))  # at once: the first round may be over before the next one
-        self._take(status.process, status)
+        self._take(process, status)
 
-    async def _node(self, process: str, way: _Way, reader: asyncio.StreamReader) -> None:
-        try:
-            while True:
-                frame = await _frame_of(reader, frames.NODE_BYTES)
-                if self._ways.get(process) is not way:
-                    return  # what is said on a connection that has been replaced
-                self._read(process, way, frame[:1], frame[1:])
-        finally:
-            if self._ways.get(process) is way:
-                del self._ways[process]
-                self._do(lambda now: self._coordinator.on_disconnect(process, now))
-            self._note_departure()
-
-    def _read(self, process: str, way: _Way, kind: bytes, content: bytes) -> None:
+    def _read(self, process: str, way: _Connection, kind: bytes, content: bytes) -> None:
         if kind == wire.STATUS:
             status = Status.parse(content)
             if status.process != process:
@@ -485,31 +522,60 @@ class Server:
             self._clocks.setdefault(process, Ahead())
             self._notes[process] = Note.parse(content)
         elif kind == wire.PICTURE:
-            self._keep(process, RankPicture.parse(content))
+            picture = RankPicture.parse(content)
+            self._pictures[process] = picture.round, picture.look, picture.snapshots
+        elif kind == wire.CALL:
+            self._take_call(process, content)
         else:
             raise ValueError(f"a frame of kind {kind!r}")
         if not self._coordinator.on_beat(process, time.monotonic()):
             way.drop()  # it was given up meanwhile: it says what it is on the next one
 
-    async def _meet(
-        self, head: Mapping[str, object], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
-    ) -> None:
-        if head.get("run") != self._rules.job:
-            self._note_stranger(peer, f"a rank of run id {head.get('run')!r} came to run id {self._rules.job!r}")
-            return
-        course = self._coordinator.course
-        number = CHECKS if course.is_checks else course.books.number
-        if head.get("round") != number:
-            gone = {"refused": f"round {head.get('round')} is over: the job is in round {number}"}
-            writer.write(frames.packed_call(gone))
-            return
-        keys = self._keys
-        while True:
-            call, body = frames.parsed_call(await _frame_of(reader, frames.RANK_BYTES))
-            writer.write(frames.packed_call(*await keys.answer(call, body)))
-            await writer.drain()
+    def _take_call(self, process: str, content: bytes) -> None:
+        """A call of a node's ranks. What was answered on a connection that is lost is said again, and not done twice.
 
-    def _note_stranger(self, peer: str, why: str, who: str = "something") -> None:
+        Raises:
+            ValueError: it is none.
+        """
+        call, body = frames.parsed_call(content)
+        try:
+            number, oldest, round_ = int(call["id"]), int(call["oldest"]), str(call["round"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a call: {type(error).__name__}: {error}") from error
+        answers = self._answers.setdefault(process, {})
+        for each in [each for each in answers if each < oldest]:
+            del answers[each]
+        if round_ != self._of_round:
+            self._send_answer(process, number, {"refused": "the round of this rank is over"}, b"")
+        elif number not in answers:
+            answers[number] = b""
+            task = self._loop.create_task(self._answer(process, number, answers, call, body))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+        elif answers[number]:
+            self._ways[process].send(answers[number])
+
+    async def _answer(
+        self, process: str, number: int, answers: dict[int, bytes], call: Mapping[str, Any], body: bytes
+    ) -> None:
+        try:
+            head, value = await self._keys.answer(call, body)
+        except ValueError as error:
+            head, value = {"refused": str(error)[:200]}, b""
+        answer = self._send_answer(process, number, head, value)
+        if call.get("op") == "wait":  # it may be large, and may be asked again
+            answers.pop(number, None)
+        else:
+            answers[number] = answer
+
+    def _send_answer(self, process: str, number: int, head: dict[str, Any], value: bytes) -> bytes:
+        answer = wire.frame(wire.ANSWER, frames.call({**head, "id": number}, value))
+        way = self._ways.get(process)
+        if way is not None:
+            way.send(answer)
+        return answer
+
+    def note_stranger(self, peer: str, why: str, who: str = "something") -> None:
         """One line for each peer that is none of this job's."""
         if peer in self._strangers or len(self._strangers) >= _NAMED_STRANGERS:
             return
@@ -518,14 +584,6 @@ class Server:
             f"{who} came to this job's coordinator and was turned away: {peer}, {why}. Fix: see why it has this "
             "pod's address: a name that leads here, or a machine's port that two jobs share"
         )
-
-
-def _head(frame: bytes) -> dict[str, object]:
-    """A rank's first frame."""
-    head = json.loads(frame)
-    if not isinstance(head, dict) or head.get("kind") != "Meet":
-        raise ValueError("neither a node's status nor a rank's greeting")
-    return head
 
 
 def _notice(hang: Hang, look: int, everybody: list[Snapshot]) -> HangNotice:
@@ -537,15 +595,6 @@ def _notice(hang: Hang, look: int, everybody: list[Snapshot]) -> HangNotice:
 
 def _with_main_thread(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, threads=snapshot.threads[:1])
-
-
-async def _frame_of(reader: asyncio.StreamReader, limit: int) -> bytes:
-    return await reader.readexactly(frames.length(await reader.readexactly(4), limit))
-
-
-def _peer_of(writer: asyncio.StreamWriter) -> str:
-    name = writer.get_extra_info("peername")
-    return str(name[0]) if isinstance(name, tuple) and name else "a process of this node"
 
 
 def allow_open_files(needed: int) -> None:
@@ -563,7 +612,7 @@ def allow_open_files(needed: int) -> None:
             expected=f"at least {needed}",
             hint="raise the container's limit of open files (ulimit -Hn)",
         )
-    # As many as there may be, and not as many as there are nodes: each thread of each rank may have a connection, too.
+    # As many as there may be, and not as many as there are nodes: what else this process opens is not counted here.
     most = max(needed, _MOST_FILES) if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

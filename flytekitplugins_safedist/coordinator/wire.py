@@ -1,7 +1,8 @@
 """What goes over the one connection between a node and its job's leader: frames, each of a kind.
 
-A node sends its status, signs of life, and what is put beside them: pictures of its ranks, and notes for the record of
-the run. The leader sends wants, signs of life, and the evidence of a hang to the node whose rank is to fail for it.
+A node sends its status, signs of life, and what is put beside them: pictures of its ranks, notes for the record of the
+run, and its ranks' calls to the keys and values of their round. The leader sends wants, signs of life, answers to these
+calls, and the evidence of a hang to the node whose rank is to fail for it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,29 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from mashumaro.config import BaseConfig
 from mashumaro.mixins.dict import DataClassDictMixin
 
 from .. import frames
 from ..hangs.snapshot import Snapshot
 
-STATUS, WANT, BEAT, NOTE, PICTURE, EVIDENCE, REFUSAL = b"S", b"W", b"B", b"N", b"P", b"E", b"R"
+STATUS, WANT, BEAT, NOTE, PICTURE, EVIDENCE, REFUSAL, CALL, ANSWER = (
+    b"S",
+    b"W",
+    b"B",
+    b"N",
+    b"P",
+    b"E",
+    b"R",
+    b"C",
+    b"A",
+)
 """Kinds: the first byte of a frame's content."""
 
 
 def frame(kind: bytes, content: bytes = b"") -> bytes:
     """As sent."""
-    return frames.packed(kind + content)
+    return frames.packed(kind, content)
 
 
 def beat(clock: float) -> bytes:
@@ -35,6 +47,11 @@ _Self = TypeVar("_Self", bound="Value")
 @dataclass(frozen=True)
 class Value(DataClassDictMixin):
     """What is put beside statuses and wants."""
+
+    class Config(BaseConfig):
+        """Most of these are never sent: what reads and writes them is made when the first one is."""
+
+        lazy_compilation = True
 
     kind: ClassVar[bytes]
 

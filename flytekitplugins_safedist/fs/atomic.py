@@ -46,7 +46,7 @@ def atomic_write(
     Raises:
         FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was.
     """
-    target = Path(path)
+    target = from_here(path)
     with made_aside(target, durable=durable) as draft:
         handle = retry_os_call(lambda: _create(draft, target, permissions), draft, "create the file")
         raw = _Raw(handle, draft)
@@ -78,12 +78,19 @@ def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterat
         FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was. Also when the block has made
             nothing.
     """
-    target = Path(path)
+    target = from_here(path)
     with contextlib.suppress(OSError):  # there is none, or the rename will say what is wrong with it
         if not target.is_symlink() and next(target.iterdir(), None) is not None:
             raise explain(OSError(errno.ENOTEMPTY, ""), target, "make it")
     with made_aside(target, durable=durable) as draft:
         yield draft
+
+
+def from_here(path: str | os.PathLike[str]) -> Path:
+    """The path, wherever the working directory is later: the block, or another thread, may change it."""
+    with contextlib.suppress(OSError):  # it is gone: whatever is done there will say so
+        return Path(path).absolute()
+    return Path(path)
 
 
 @contextmanager

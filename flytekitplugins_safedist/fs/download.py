@@ -21,7 +21,7 @@ from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
 from ..failures import Outlook, outlook
 from ..jitter import jittered
 from ..texts import encodable
-from .atomic import aside, atomic_write, discard, fsync_dir, fsync_tree, made_aside
+from .atomic import aside, atomic_write, discard, from_here, fsync_dir, fsync_tree, made_aside
 from .collective import WORK_SECONDS, heed, once, plain, tell
 from .identity import timeout_s
 from .oserrors import host, mount_of, retry_os_call
@@ -70,22 +70,24 @@ def download_once(
     def left() -> float:
         return max(0.001, deadline - time.monotonic())
 
-    group, target, uri = ranks(left()), Path(destination), _address(source)
+    group, target, uri = ranks(left()), from_here(destination), _address(source)
     name = _name_of(uri)
     key = hashlib.sha256(os.fsencode(f"{name}\0{target.name}")).hexdigest()[:32]
 
-    def work() -> str:
+    def work() -> list[str]:
         ensure_dir(target.parent, timeout=left())
         if not _is_there(target, uri, sha256):
             _Fetch(uri, name, sha256, callback, deadline).to(target)
-        return host()
+        return [host(), "" if group is None else group.node, str(target)]
 
     if group is None:
-        by = work()
+        by, *_ = work()
     else:
         key = f"{key}/{group.turn(key)}"
         of_all = _stated(group, key, target, left()) if shared is None else shared
-        by = once(group, f"download/{'job' if of_all else group.node}/{key}", work, left())
+        by, node, place = once(group, f"download/{'job' if of_all else group.node}/{key}", work, left())
+        if node == group.node:
+            _see_that_it_is_there(target, Path(place), group)
     return wait_for(target, made_by=f"the download of {name} on {by}", timeout=left())
 
 
@@ -107,6 +109,18 @@ def _stated(group: Group, key: str, target: Path, seconds: float) -> bool:
     if group.rank == 0:
         tell(group, place, plain(not mount_of(target).is_local))
     return bool(heed(group, place, f"to say whether all nodes share {target.parent}", "rank 0", seconds))
+
+
+def _see_that_it_is_there(target: Path, place: Path, group: Group) -> None:
+    """Raise FsError where a rank of this node has fetched it to another place than this rank names: it would wait for
+    what nobody makes."""
+    if os.path.realpath(target) != os.path.realpath(place) and not os.path.lexists(target):
+        raise FsError(
+            "ranks of one node name different places for one download",
+            where={"path": target, "rank": str(group)},
+            seen=f"another rank has fetched it to {place}",
+            hint="name one place for all of a node: current_rank().node_dir / NAME, say",
+        )
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------

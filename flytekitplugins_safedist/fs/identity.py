@@ -14,9 +14,13 @@ from dataclasses import dataclass
 
 from .. import envvars
 from ..errors import FsError, FsIdentityError
+from ..handoff import Slot
 
 DEFAULT_TIMEOUT_S = 300.0
 """Parallel file systems have been seen to take 60 s to show a directory; a rank that starts late takes minutes."""
+
+LONGEST_TIMEOUT_S = 1e6
+"""Eleven days stand for ever (``math.inf``): sockets take no more than 24."""
 
 _TORCH = (
     envvars.RANK,
@@ -65,6 +69,10 @@ class Identity:
         return f"rank {self.rank} of {self.world_size} (local rank {self.local_rank} on node {self.node_rank})"
 
 
+OF_RANK: Slot[Identity] = Slot()
+"""Who this process is, where it is a rank of a task. Said as it starts: its code may clear the environment after."""
+
+
 def known_identity() -> Identity | None:
     """As ``current_identity``; None where the environment is wrong: to wait, one need not know who waits."""
     try:
@@ -74,7 +82,8 @@ def known_identity() -> Identity | None:
 
 
 def current_identity(env: Mapping[str, str] = os.environ) -> Identity:
-    """This process's rank, from its environment; ``Identity()`` (a job of one process) if that names none.
+    """This process's rank, from its environment; a task's rank if that names none, else ``Identity()``, a job of one
+    process.
 
     Raises:
         FsIdentityError: the variables are there only in part, are no numbers, or torch's and Horovod's disagree.
@@ -89,6 +98,8 @@ def current_identity(env: Mapping[str, str] = os.environ) -> Identity:
         )
     place = torch or horovod
     attempt = _number(env, envvars.FLYTE_ATTEMPT) if env.get(envvars.FLYTE_ATTEMPT) else 0
+    if place is None and env is os.environ and OF_RANK.value is not None:
+        return OF_RANK.value
     if place is None:
         return Identity(0, 1, 0, 1, 0, 1, 0, attempt)
     # torchrun's first: one that a rank of ours has started counts its own.
@@ -147,4 +158,4 @@ def timeout_s(given: float | None, default: float = DEFAULT_TIMEOUT_S) -> float:
         seconds = math.nan
     if not seconds > 0:
         raise FsError(f"{source} is not a usable time", seen=repr(said), expected="seconds, more than 0")
-    return seconds
+    return min(seconds, LONGEST_TIMEOUT_S)

@@ -49,7 +49,7 @@ class Group:
         self.meeting, self.rank, self.size, self.ends_with_rank_0 = meeting, rank, size, ends_with_rank_0
         self.failed: Counter[str] = Counter()
         self._turns: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may meet others, too
 
     def turn(self, name: str) -> int:
         """How often ``name`` was called before: ranks that call in the same order mean the same turn.

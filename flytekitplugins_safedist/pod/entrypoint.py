@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import envvars, lastwords, log, stopping, termination
+from ..agent import life
 from ..config.registered import Registered, grace_pinned
 from ..errors import CodeNotFoundError, ConfigError, LaunchError, Problem, SafedistError
 from ..rank import backends
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None, *, launched: Launched | LaunchE
             _show_infrastructure(error)
         code = stopping.EXIT_UNDECIDED if isinstance(error, Exception) else stopping.EXIT_FAILED
     _say_last_words()
+    life.end(code)
     stopping.leave(code)
 
 
@@ -110,6 +112,8 @@ def _run(arguments: list[str], launched: Launched | LaunchError | None) -> int:
         invocation = parse(arguments)
         stopping.reckon_with(grace_pinned(os.environ))
         scratch.have_temporary_files(own)
+        if is_flytekits(invocation.command):
+            life.begin(os.environ)
         registered = trouble = None
         try:
             registered = Registered.from_env(os.environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ from ..rank_server.launch import Launched, launch
 def main() -> NoReturn:
     """The console script; see :func:`.entrypoint.main`."""
     stopping.listen()
+    gc.disable()  # hundreds of looks through modules that are there to stay; on again before the task's own code
     launched: Launched | LaunchError | None = None
     try:
         launched = launch(os.environ) if envvars.JOB in os.environ else None

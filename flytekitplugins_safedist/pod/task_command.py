@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -52,7 +53,7 @@ def execute_and_leave(
     Returns:
         The exit code.
     """
-    from ..agent import ending
+    from ..agent import ending, life
 
     uploaded = False
     try:
@@ -60,6 +61,7 @@ def execute_and_leave(
         uploaded = code == 0
         if uploaded:
             stopping.decided(code)
+            life.end(code)
         return code
     finally:
         ending.leave(uploaded=uploaded)
@@ -71,6 +73,8 @@ def _execute(
     import click
     from flytekit.bin import entrypoint as flytekit_entrypoint
 
+    gc.freeze()
+    gc.enable()  # all that is large is imported
     if os.environ.pop(envvars.FLYTE_FAIL_ON_ERROR, None) is not None:
         logger.warning(
             "%s is not followed: a pod whose verdict is uploaded exits 0, and only then is it read",

@@ -34,6 +34,7 @@ _DISK_MIB, _REDUCED_MIB = 64, 64
 _TIMES = 4
 _FIRST_ASKED, _THEN_TOLD = 0.4, 0.6  # parts of the time: node 0 asks where all listen, and the others ask it
 _KEY = "safedist/preflight"
+_ANY_PORT = 9  # nothing is sent there
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def main() -> None:
 def examined(directory: Path, until: float, env: Mapping[str, str]) -> Iterator[NodeReport]:
     """What is found of the other nodes, early: whoever then never ends has told that. Then all checks of this node."""
     meeting, node, nodes = of_rank(env), int(env[envvars.RANK]), int(env[envvars.WORLD_SIZE])
-    peers = Peers(meeting, node, nodes, until) if meeting is not None and nodes > 1 else None
+    peers = Peers(meeting, node, nodes, until, env[envvars.MASTER_ADDR]) if meeting is not None and nodes > 1 else None
     report = NodeReport()
     if peers is not None:
         report = NodeReport(unreached=peers.unreached, ahead=peers.ahead, slack=peers.slack)
@@ -174,12 +175,12 @@ class Peers:
         meeting: the round's corner.
         node, nodes: which of how many.
         until: when to wait for the others, of the monotonic clock.
+        leader: the host of node 0, whom this one reaches by the address that others reach it by.
     """
 
-    def __init__(self, meeting: Meeting, node: int, nodes: int, until: float) -> None:
+    def __init__(self, meeting: Meeting, node: int, nodes: int, until: float, leader: str) -> None:
         self.node, self.nodes, self._until, self.meeting = node, nodes, until, meeting
-        host, _, port = meeting.where.rpartition(":")
-        self.address = own_address(host.strip("[]"), int(port))
+        self.address = own_address(leader, _ANY_PORT)
         self.unreached: dict[int, str] = {}
         self.ahead = self.slack = 0.0
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET

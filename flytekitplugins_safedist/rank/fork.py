@@ -12,12 +12,13 @@ import atexit
 import contextlib
 import ctypes
 import importlib
-import logging
 import multiprocessing.process
 import multiprocessing.util
 import os
+import shutil
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -69,8 +70,7 @@ a test needs stands here: every other module makes ranks fresh interpreters."""
 
 
 def as_fresh(environment: Mapping[str, str]) -> str | None:
-    """Have this process, just forked, keep nothing of its parent's: no exit handler, generator, loop or temporary
-    directory.
+    """Have this process, just forked, keep nothing of its parent's: no generator, loop or temporary directory.
 
     Args:
         environment: the rank's own variables, which are in place.
@@ -78,10 +78,7 @@ def as_fresh(environment: Mapping[str, str]) -> str | None:
     Returns:
         Why that cannot be, or None.
     """
-    atexit._clear()
-    # What the libraries have registered is of the process that has imported them, which runs none of it.
-    atexit.register(logging.shutdown)
-    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+    _end_as_fresh()
     multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
     own = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     own.pop("tempdir", None)
@@ -97,6 +94,15 @@ def as_fresh(environment: Mapping[str, str]) -> str | None:
             except Exception as error:  # a version of a library that has it otherwise
                 return f"what {name} keeps of its process cannot be put right: {type(error).__name__}: {error}"
     return None
+
+
+def _end_as_fresh() -> None:
+    """What libraries have registered for an interpreter's end is done at this one's (a tracker ends its run, say), but
+    for what removes what all ranks have together."""
+    for removes in (shutil.rmtree, os.remove, os.unlink, os.rmdir, os.removedirs):
+        atexit.unregister(removes)
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # a temporary directory's, say
+        each.atexit = False
 
 
 def _no_event_loop() -> None:

@@ -22,18 +22,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import envvars, log, stopping
+from .. import envvars, log, meeting, stopping
 from ..compat import flytekit as flytekit_inside
 from ..compat import horovod as horovod_inside
 from ..compat import torch as torch_inside
 from ..errors import IncompatibleVersionError
 from ..failures import Failure
+from ..fs import identity
 from ..hangs.evidence import Evidence
 from ..record.profile import StepProfile
 from ..record.writer import RECORDER, Recorder
 from ..texts import encodable
 from . import context, debugger, literals, recording, replicas, shared_page, task, task_context, users_code
-from .backends.torch import open_store_early
+from .backends.horovod import refuse_unknown_host
+from .backends.torch import prepare_store
 from .fork import Reads, as_fresh, die_with_parent, elsewhere, top_names
 from .order import JobOrder, RankOrder
 from .outcome import TEXT_BYTES, Raised, RankOutcome, Status
@@ -212,6 +214,7 @@ def _become(order: RankOrder, shared: RankPage, sets: Mapping[str, str]) -> Evid
     faulthandler.enable(file=2)
     evidence = Evidence(order.files.stacks)
     context.enter(order.context, shared)
+    identity.OF_RANK.value, meeting.OF_RANK.value = order.context, meeting.of_rank(order.environment)
     debugger.take_breakpoints(order.terminal, order.context, shared)
     return evidence
 
@@ -300,7 +303,7 @@ def _work(
 
 def _have_collectives_seen(order: RankOrder, shared: RankPage, evidence: Evidence) -> None:
     """From here on the agent sees from outside which collectives this rank is in, and the others find its store."""
-    open_store_early(order.environment)
+    prepare_store(order.environment)
     if RECORDER.value is not None:
         try:
             torch_inside.call_at_groups(RECORDER.value.meet)
@@ -311,6 +314,7 @@ def _have_collectives_seen(order: RankOrder, shared: RankPage, evidence: Evidenc
     if envvars.HOROVOD_CONTROLLER in order.environment:
         with contextlib.suppress(ImportError):  # it is not needed where a rank does without it
             horovod_inside.around_waits(partial(_waits_with_others, shared), shared.wait_ends)
+            horovod_inside.before_init(refuse_unknown_host)
 
 
 def _waits_with_others(shared: RankPage, about: str) -> None:

@@ -42,6 +42,7 @@ class Raised(Record):
             disk).
         errnos: ``errno`` of every OSError in the chain of causes.
         of_another: whether it tells of another rank's failure.
+        is_agents: whether no code of the rank's has raised it: its agent has found that it is to fail.
         code: the exception's own ``error_code``, which flytekit shows in place of its own; "" where it has none.
     """
 
@@ -52,6 +53,7 @@ class Raised(Record):
     repeats: bool = False
     errnos: tuple[int, ...] = ()
     of_another: bool = False
+    is_agents: bool = False
     code: str = ""
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ def how(outcome: RankOutcome) -> str:
     """How a rank ended, in two words, for the record of the run."""
     gpu = f", {outcome.gpu.what}" if outcome.gpu is not None else ""
     if outcome.raised is not None and outcome.status is Status.RAISED:
-        return f"raised {_class(outcome.raised)}{gpu}"
+        return f"{'' if outcome.raised.is_agents else 'raised '}{_class(outcome.raised)}{gpu}"
     if outcome.status is Status.KILLED:
         return name_of(-(outcome.exit_code or 0)) + gpu
     words = {Status.SUCCEEDED: "returned", Status.STOPPED: "ended with the others"}
@@ -63,8 +63,10 @@ def describe(outcome: RankOutcome) -> str:
         node = "a node" if outcome.node_rank < 0 else f"node {outcome.node_rank}"
         place = f"{node} ({outcome.host}) cannot begin: it"
     if outcome.raised is not None:
-        text = f"{place} {_loss(outcome)}raised {_class(outcome.raised)}: {_message(outcome.raised)}"
-        text += f"\n\n{_frames(outcome.raised)}"
+        raises = f" {_loss(outcome)}raised {_class(outcome.raised)}"
+        text = f"{place}{'' if outcome.raised.is_agents else raises}: {_message(outcome.raised)}"
+        frames = _frames(outcome.raised)
+        text += f"\n\n{frames}" if frames else ""
     elif outcome.status is Status.KILLED:
         reason = _OUT_OF_MEMORY if outcome.out_of_memory else how_ended(outcome.exit_code)
         name, colon, why = reason.partition(": ")

@@ -27,7 +27,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,6 +185,11 @@ class AgentPage:
         return bool(self._words[_LISTENS]) and not self._words[_LEFT]
 
     @property
+    def left(self) -> bool:
+        """Whether the rank has come back from the task's function, and has left what it returned."""
+        return bool(self._words[_LEFT])
+
+    @property
     def debugs(self) -> bool:
         """Whether a person is asked in the rank's debugger: no deadline of the agent's counts then."""
         return bool(self.debugged & 1)
@@ -251,7 +256,7 @@ class RankPage:
         self._call = 0
         self._target = NOWHERE
         self._urgent = False
-        self._counting = threading.Lock()
+        self._counting = threading.RLock()  # a signal's handler may save, too
         self.may_end_anywhere = False
         """Whether the rank's task has no outputs, so that nothing is missing where its script ends the process."""
 
@@ -280,26 +285,24 @@ class RankPage:
         words[_STEP] = under_way if is_count else _NO_COUNT
         words[_STEPS] += 1
 
-    @contextmanager
-    def saving(self, *, background: bool) -> Iterator[None]:
+    def saving(self, *, background: bool) -> AbstractContextManager[None]:
         """Inside, this rank saves or restores, or waits for that; or a thread of it does, and the rank goes on."""
-        word = _WRITES if background else _SAVES
-        before, self._words[word] = self._words[word], 1
-        try:
-            yield
-        finally:
-            self._words[word] = before
+        return self._counted(_WRITES if background else _SAVES)
+
+    def fetched_for(self) -> AbstractContextManager[None]:
+        """Inside, a thread of this rank waits for an input that another rank of its node downloads."""
+        return self._counted(_FETCHED_FOR)
 
     @contextmanager
-    def fetched_for(self) -> Iterator[None]:
-        """Inside, a thread of this rank waits for an input that another rank of its node downloads."""
+    def _counted(self, word: int) -> Iterator[None]:
+        # Of several threads (two Checkpoints, each with one that writes) any may be the last to leave.
         with self._counting:
-            self._words[_FETCHED_FOR] += 1
+            self._words[word] += 1
         try:
             yield
         finally:
             with self._counting:
-                self._words[_FETCHED_FOR] -= 1
+                self._words[word] -= 1
 
     def take_part(self, step: int) -> None:
         """This rank saves by steps, and ``step`` is the next one that :meth:`at` will be told."""

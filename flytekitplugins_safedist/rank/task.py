@@ -42,8 +42,9 @@ def source_of(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> Task
         modules: ``sys.modules``: what ranks import must give this very object back.
 
     Raises:
-        PayloadError: it can neither be imported nor pickled.
+        PayloadError: it can neither be imported nor pickled; or this process has no working directory to run it in.
     """
+    _see_working_directory()
     function = task.task_function
     home = function.__module__
     own = function.__name__ if hasattr(function, "__name__") else ""
@@ -56,6 +57,17 @@ def source_of(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> Task
         if file is not None and _comes_again(function, file):
             return TaskSource(name, script=file, run_as=run_as)
     return TaskSource(str(task.name), pickled=_pickled(task, modules), imports=imports_of(function, modules))
+
+
+def _see_working_directory() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise PayloadError(
+            "the working directory of this process, in which ranks are to run, is not there any more",
+            seen=f"{type(error).__name__}: {error}",
+            hint="change to a directory that is there: os.chdir(...), or cd in the shell, before the task is called",
+        ) from error
 
 
 def _main(main: Any) -> tuple[str | None, str | None]:

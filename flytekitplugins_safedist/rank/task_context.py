@@ -110,14 +110,8 @@ def store() -> FileAccessProvider:
     return FlyteContextManager.current_context().file_access
 
 
-def uploaded(snapshot: FlyteSnapshot) -> bool:
-    """Whether the job's outputs, or its one error, are at the output prefix already."""
-    prefix = snapshot.output_metadata_prefix
-    return prefix is not None and uploaded_to(prefix, store())
-
-
 def uploaded_to(prefix: str, access: FileAccessProvider) -> bool:
-    """The same, of any output prefix.
+    """Whether an attempt's outputs, or its one error, are in the store already.
 
     Args:
         prefix: the directory of an attempt's outputs in the store.

@@ -41,18 +41,18 @@ def thaw(pid: int) -> None:
 def state_and_parent(pid: int) -> tuple[str, int]:
     """One letter, as proc(5) has it, and the parent's process id; ("", 0) of a process that is gone."""
     try:
-        # The name, in parentheses, may hold anything, spaces and parentheses included.
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+        # The name, in parentheses, may hold any bytes, spaces and parentheses included.
+        state, parent = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[:2]
     except OSError:  # it ended meanwhile
         return "", 0
-    return state, int(parent)
+    return state.decode(), int(parent)
 
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
+        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+            if line.startswith(b"SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
 

@@ -53,13 +53,11 @@ class Imported:
         unsafe: why ranks must not be forked; None: they may.
         left: what is left to each rank, and why.
         failed: errors of imports, by statement.
-        size: bytes that the imports have taken.
     """
 
     unsafe: str | None
     left: tuple[str, ...]
     failed: dict[str, str]
-    size: int
 
 
 class RankServer:
@@ -75,7 +73,7 @@ class RankServer:
         self._started: set[int] = set()
         self._answers: list[dict[str, Any]] = []
         self._taking = 0
-        self._imported = Imported("start_method='spawn'", (), {}, 0)
+        self._imported = Imported("start_method='spawn'", (), {})
         self._exit_code: int | None = None
         self._looked_at = 0.0
 
@@ -115,7 +113,7 @@ class RankServer:
         while self._taking:
             answer = self._answer("take", timeout)
             self._taking -= 1
-            self._imported = Imported(answer["unsafe"], tuple(answer["left"]), answer["failed"], answer["bytes"])
+            self._imported = Imported(answer["unsafe"], tuple(answer["left"]), answer["failed"])
         return self._imported
 
     def is_ready(self, wait: float) -> bool:
@@ -245,7 +243,9 @@ class RankServer:
         return answer
 
     def _is_readable(self, wait: float) -> bool:
-        return bool(select.select([self._connection], [], [], wait)[0])
+        look = select.poll()  # select() fails from the 1024th descriptor of this process on
+        look.register(self._connection, select.POLLIN)
+        return bool(look.poll(wait * 1000))
 
     def _receive(self, wait: float) -> None:
         if not self._is_readable(wait):

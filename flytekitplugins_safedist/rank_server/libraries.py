@@ -223,5 +223,6 @@ def _threads() -> list[str]:
 def _native_name(thread: int) -> str:
     """What the kernel calls a thread that Python does not know: native code has started it."""
     with contextlib.suppress(OSError):
-        return f"native {Path(f'/proc/self/task/{thread}/comm').read_text().strip()!r}"
+        name = Path(f"/proc/self/task/{thread}/comm").read_text(errors="backslashreplace")  # any bytes, and cut
+        return f"native {name.strip()!r}"
     return "native, gone by now"

@@ -2,8 +2,9 @@
 
 Nothing of the user's is executed. A file is reduced to its module-level imports and those of its tasks' bodies: what
 stands in other functions and in classes is left out, ``try`` keeps its shape, ``if`` is decided where that can be done
-from the text alone. A variable that is set to a constant before an import is set for that import, too; after anything
-else that may change what an import finds, the rest is left to the ranks.
+from the text alone, and ``with`` is entered where it changes nothing. A variable that is set to a constant before an
+import is set for that import, too; after anything else that may change what an import finds, the rest is left to the
+ranks.
 
 Installed is what lies where ``pip`` puts it. All else, editable installs and directories of PYTHONPATH among it, is the
 user's: it is read, and each rank imports it.
@@ -199,9 +200,17 @@ def _is_task(decorator: ast.expr) -> bool:
 def _surely_run(node: ast.With | ast.If) -> list[ast.stmt] | None:
     """The statements of a block that are run; None where the text does not say."""
     if isinstance(node, ast.With):
-        return node.body
+        return node.body if all(map(_changes_nothing, node.items)) else None
     is_so = _decided(node.test)
     return None if is_so is None else node.body if is_so else node.orelse
+
+
+def _changes_nothing(item: ast.withitem) -> bool:
+    """Whether imports find inside a block what they find outside. Of other ones (``mock.patch.dict(os.environ)``) the
+    text does not say, and what they change may be back before a rank can see it."""
+    called = item.context_expr
+    named = called.func if isinstance(called, ast.Call) else called
+    return ast.unparse(named).rpartition(".")[2] in ("suppress", "catch_warnings", "nullcontext", "imports")
 
 
 def _decided(test: ast.expr) -> bool | None:

@@ -20,7 +20,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,12 +38,16 @@ _ORPHANS_SECONDS = 5.0
 
 _LOOK_SECONDS = 1.0
 
+_READ_AT_START = ("PYTHON", "TZ", "LANG", "LC_", "LD_", "MALLOC_", "GLIBC_")
+"""Beginnings of variables that the interpreter and the C library read once, as a process starts."""
+
 _LIVES_BY = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP}
 
 
 def main(descriptor: int, agent: int) -> NoReturn:
     """As a fresh interpreter."""
-    ForkServer(socket.socket(fileno=descriptor), agent).run()
+    with socket.socket(fileno=descriptor) as connection:  # closed, or PYTHONWARNINGS=error has Python complain
+        ForkServer(connection, agent).run()
     # What libraries have to say at an interpreter's end (nanobind lists what it takes for leaks) concerns nobody.
     stopping.end_now(0)
 
@@ -85,13 +89,16 @@ class ForkServer:
         die_with_parent(signal.SIGCONT)
         self._listen_to_signals()
         cleanup.adopt_orphans()
-        watched = [self.connection.fileno(), self.wake_read, *self.agents_end]
+        connection = self.connection.fileno()
+        look = select.poll()  # the connection may have a number that select() does not take
+        for descriptor in (connection, self.wake_read, *self.agents_end):
+            look.register(descriptor, select.POLLIN)
         while True:
             # By time as well: a rank's end must not be missed for good where its signal was.
-            readable, _, _ = select.select(watched, [], [], _LOOK_SECONDS)
+            readable = {descriptor for descriptor, _ in look.poll(_LOOK_SECONDS * 1000)}
             if self.wake_read in readable or not readable:
                 self.reap()
-            if watched[0] in readable:
+            if connection in readable:
                 self._answer(**json.loads(frames.receive(self.connection, frames.RANK_BYTES)))
             elif not {*self.agents_end}.isdisjoint(readable) or time.monotonic() > self.ends_at:
                 return
@@ -146,7 +153,6 @@ class ForkServer:
             "unsafe": self.libraries.unsafe or (elsewhere(top_names(), path) if path else None),
             "left": self.libraries.left,
             "failed": self.libraries.failed,
-            "bytes": _anonymous_bytes(),
         }
 
     def on_start(self, *, job: dict[str, Any], ranks: Sequence[dict[str, Any]], fork: bool) -> dict[str, Any]:
@@ -178,7 +184,8 @@ class ForkServer:
 
     def on_fits(self, *, environment: dict[str, str]) -> dict[str, Any]:
         now = {**self.libraries.sets, **environment}
-        return {"why": self.libraries.reads.difference({**self.libraries.sets, **os.environ}, now)}
+        why = self.libraries.reads.difference({**self.libraries.sets, **os.environ}, now)
+        return {"why": why or _starts_otherwise(os.environ, environment)}
 
     def on_stand_by(self, *, seconds: float) -> None:
         self.guarded = []
@@ -241,6 +248,12 @@ class ForkServer:
             os._exit(rank_main.EXIT_FAILED)
 
 
+def _starts_otherwise(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+    """Why this process, or a fork of it, is not as one that is started with these variables now."""
+    names = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
+    return next((f"{name} is another" for name in names if name.startswith(_READ_AT_START)), None)
+
+
 def _descriptor_of(process: int) -> list[int]:
     """One that can be read when a process has ended. The connection does not always tell: a child that the user's code
     has forked holds a copy of the agent's end. None where a sandbox has no such thing."""
@@ -248,11 +261,3 @@ def _descriptor_of(process: int) -> list[int]:
         return [os.pidfd_open(process)]
     except (OSError, AttributeError):
         return []
-
-
-def _anonymous_bytes() -> int:
-    """What a copy of this process costs, in bytes: what is its own, and not a file's."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0

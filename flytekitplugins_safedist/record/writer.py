@@ -121,7 +121,7 @@ class Recorder:
         with suppress(OverflowError):  # of any library's kind, and size
             self._noted.step = int(step)
         for name, value in values.items():
-            with suppress(TypeError, ValueError):  # no number: nothing that a run should end for
+            with suppress(TypeError, ValueError, RuntimeError):  # no number: nothing that a run should end for
                 self._note_value(name, float(value))
         self._end_step(now)
         if self._profile is not None:

@@ -173,3 +173,16 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
     except RuntimeError:  # the container may have no further thread
         work()
     return answer
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """What a call that has no end of its own returns.
+
+    Raises:
+        TimeoutError: nothing within so many seconds; it goes on, and nobody waits for it.
+        Exception: whatever it raises.
+    """
+    answer = in_thread(call)
+    if not wait([answer], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return answer.result()

@@ -7,11 +7,13 @@ waits out ``Timeouts.rendezvous`` (90 s): an error that is lost makes these test
 from __future__ import annotations
 
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
-from flyteidl.core import errors_pb2, execution_pb2
+from flyteidl.core import errors_pb2, execution_pb2, literals_pb2
 
+from tests.harness import needs
 from tests.harness.job import Job, ended
 from tests.harness.objectstore import ObjectStore
 from tests.harness.procs import KILL, ROOT, Ended, Warm, until, uploaded_error, uploaded_output
@@ -77,6 +79,37 @@ def test_a_scratch_directory_that_node_1_cannot_use_ends_the_job(warm, tmp_path)
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
     assert "node 1" in uploaded_error(first).message
     assert "nowhere" in uploaded_error(first).message
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    needs.root("mount a small tmpfs")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "safedist-test", str(disk)], check=True)
+    (disk / "full").write_bytes(bytes(16 << 10))
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_inputs_that_find_no_room_on_one_node_end_the_job_and_node_0_uploads_it(warm, tmp_path, full_disk, node):
+    inputs = literals_pb2.LiteralMap()
+    inputs.literals["text"].scalar.primitive.string_value = "some inputs"
+    (tmp_path / "inputs.pb").write_bytes(inputs.SerializeToString())
+    job = Unloadable(warm, tmp_path, "fixed", {"SAFEDIST_SCRATCH_ROOT": str(full_disk)})
+    arguments = ("--inputs", str(tmp_path / "inputs.pb"))
+    pods = [
+        job.start(each, None if each == node else {"SAFEDIST_SCRATCH_ROOT": ""}, arguments=arguments) for each in (0, 1)
+    ]
+    first, second = ended(*pods)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    error = uploaded_error(first)
+    assert error.code == "USER:ScratchError"
+    assert "the task's inputs cannot be written to the scratch directory" in error.message
+    assert str(full_disk) in error.message
+    assert ("node 1" in error.message) is (node == 1)
 
 
 NO_INPUTS = ("--inputs", "/nowhere/inputs.pb")

@@ -20,16 +20,19 @@ from tests.harness.tarballs import project
 pytestmark = pytest.mark.processes
 
 WORKFLOWS = """
-import json, os, sys
+import gc, json, os, sys
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 import lib
+
+COLLECTS = gc.isenabled()
 
 @task
 def report() -> str:
     return json.dumps({
         "lib": lib.WHO, "file": __file__, "cwd": os.getcwd(), "path": sys.path, "argv": sys.argv,
         "PYTHONPATH": os.environ["PYTHONPATH"], "beside": open("data.txt").read(), "pid": os.getpid(),
+        "collects": COLLECTS,
     })
 
 @task
@@ -92,6 +95,7 @@ def test_the_task_runs_with_the_archives_code_where_the_stock_command_would_put_
     assert found["beside"] == "data"
     assert found["PYTHONPATH"].split(os.pathsep)[-1] == str(pod.cwd)
     assert found["argv"][0] == "pyflyte-execute"
+    assert found["collects"], "Python's collector, which rests while flytekit is imported"
     assert re.search(r"\[safedist\] code [0-9a-f]{12} fetched: 3 files", done.err)
 
 

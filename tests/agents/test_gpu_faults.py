@@ -109,7 +109,7 @@ def test_a_hang_is_the_gpus_that_has_failed_whatever_its_rank_does(warm, tmp_pat
     error = uploaded_error(failed(warm, tmp_path / "job", "", environment, "one_waits_for_its_gpu"))
     assert error.code == "SYSTEM:GpuXidError"
     assert error.message.startswith(f"Xid 119: GSP RPC timeout, reported by GPU 1 ({UUID}): rank 1 ")
-    assert "raised HangError: the job does not move: rank 1 has a GPU that has failed" in error.message
+    assert "): the job does not move: rank 1 has a GPU that has failed" in error.message
     assert "[kind=gpu]" in error.message
     assert re.search(r"rank 0 \(1 of 2\) stands .*\n(    .*\n)*    GPU: 100% busy\n", error.message)
     [address] = re.findall(r"All stacks and connections of all ranks: (\S+)", error.message)

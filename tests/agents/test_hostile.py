@@ -34,6 +34,11 @@ def test_a_module_that_ends_its_process_at_import_is_a_verdict_with_its_cause(wa
         assert "if __name__ == '__main__'" in error.message
 
 
+def test_ranks_that_clear_their_environment_are_ranks_all_the_same(warm, tmp_path):
+    ended = warm.run("job_hostile:clears", tmp_path / "job")
+    assert ended.value == [1, 2], "who works once for all, and the ranks of a save"
+
+
 def test_a_child_that_is_forked_at_import_and_comes_back_from_it_is_nobody(warm, tmp_path):
     """Not a second rank."""
     options = {"kind": "execute", "environment": {"TEST_BROKEN": "in a child"}}

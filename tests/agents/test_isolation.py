@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from flytekitplugins_safedist.errors import RankFailedError, ScratchError
+from tests.harness.procs import uploaded_error
 from tests.harness.product import CACHES
 
 
@@ -86,17 +87,13 @@ def test_a_full_disk_is_one_error_with_directory_limit_and_who_filled_it(
 
 
 @pytest.mark.end("full disk", "USER:ScratchError")
-def test_over_the_limit_a_pod_fails_as_the_docs_say(warm, tmp_path, ranks_gate, as_promised):
-    environment = {"TEST_SCRATCH": str(tmp_path), "TEST_LIMIT": "1Mi", **ranks_gate.environment}
-    as_promised(warm.run("job_private:over_the_limit", tmp_path / "job", environment=environment, kind="execute"))
-
-
-def test_a_rank_over_the_limit_ends_the_job_with_who_holds_how_much(warm, tmp_path, ranks_gate):
+def test_a_rank_over_the_limit_ends_the_job_with_who_holds_how_much(warm, tmp_path, ranks_gate, as_promised):
     (tmp_path / "scratch").mkdir()
     environment = {"TEST_SCRATCH": str(tmp_path / "scratch"), "TEST_LIMIT": "1Mi", **ranks_gate.environment}
-    ended = warm.run("job_private:over_the_limit", tmp_path / "job", environment=environment)
-    text = str(ended.error)
-    assert "ScratchError: the ranks of this node wrote more than their scratch limit" in text
+    ended = warm.run("job_private:over_the_limit", tmp_path / "job", environment=environment, kind="execute")
+    as_promised(ended)
+    text = uploaded_error(ended).message
+    assert "the ranks of this node wrote more than their scratch limit" in text
     assert "the same ScratchError would come again" in text
     assert f"directory={tmp_path / 'scratch'}/safedist-" in text
     assert "at most 1.0 MiB" in text

@@ -103,6 +103,17 @@ def test_what_a_library_sets_is_set_in_ranks_too(looks):
     assert {each["WEATHER_SET"] for each in ranks} == {"by it"}
 
 
+def test_what_a_library_does_at_an_interpreters_end_is_done_at_each_ranks_but_what_all_have_is_not_removed(looks):
+    """A tracker ends its run so. A directory that a library has made as it was imported is of all ranks."""
+    at_exit = "import atexit, shutil, tempfile\nMADE = tempfile.mkdtemp()\natexit.register(shutil.rmtree, MADE)\n"
+    ends = "atexit.register(lambda: print('the run has ended; its files', *map(os.path.exists, [MADE])))\n"
+    first = "atexit.register(lambda: os.path.exists(MADE) or print('removed'))\n"
+    ended, ranks = looks(QUIET + first.join(["import atexit\n", at_exit]) + ends)
+    assert are_forked(ranks)
+    assert ended.out.count("the run has ended; its files True\n") == 2
+    assert "removed" not in ended.out
+
+
 def test_ranks_that_have_to_be_fresh_interpreters_are_at_once_in_the_next_round(looks):
     ended, ranks = looks(QUIET + READS["by name"], "looks_again", TEST_HOW="fails once", **sets(WEATHER_HOME="/mine"))
     assert [each["forked"] for each in ranks] == [False] * 2

@@ -7,10 +7,12 @@ its pods. What is not real here is the network between them; container tests hav
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
+from tests.harness import needs
 from tests.harness.job import Job
 from tests.harness.procs import KILL, TERM, Ended, Gate, until, uploaded_error, uploaded_output
 
@@ -26,6 +28,25 @@ def test_all_ranks_of_both_nodes_meet_and_node_0_alone_uploads(warm, tmp_path, t
     assert uploaded_output(first).startswith("6 from 4 ranks in round 0;")
     assert (first.uploaded, second.uploaded) == (["outputs.pb"], [])
     assert "waiting until node 0 has uploaded" in second.err
+
+
+def test_node_0_has_one_connection_for_each_other_node_however_many_ranks_and_threads_call(
+    warm, tmp_path, ranks_gate: Gate
+):
+    job = Job(warm, tmp_path, "torch_callers", more=ranks_gate.environment)
+    first, second = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    connections = connections_to(job.port)
+    ranks_gate.let_go(4)
+    assert [first.wait().code, second.wait().code] == [0, 0]
+    assert connections == 1
+
+
+def connections_to(port: int) -> int:
+    """Established ones over TCP, as the kernel lists them at the end that has listened."""
+    tables = [Path("/proc/net/tcp").read_text(), Path("/proc/net/tcp6").read_text()]
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return sum(line[1].endswith(f":{port:04X}") and line[3] == "01" for line in lines)
 
 
 @pytest.mark.end("a rank of any node fails")
@@ -48,6 +69,39 @@ def test_an_exception_on_node_1_is_the_one_error_that_node_0_uploads_when_the_bu
     assert "rank 3 (local_rank 1) on node 1" in uploaded_error(first).message
     assert "raised ValueError: no learning rate" in uploaded_error(first).message
     assert "all 1 restart(s) of max_restarts are spent" in uploaded_error(first).message
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("world_size=8", "this job has 4 ranks"),
+        ("rank=local_rank", "rank 0 has the store on node 0, and this is node 1"),
+        ("world_size=local_world_size", "ranks count from 0 to 1"),
+    ],
+)
+def test_a_rank_that_asks_for_a_place_that_no_group_has_is_told_so_at_once(warm, tmp_path, how, why):
+    error = uploaded_error(Job(warm, tmp_path, "torch_by_hand", how).run()[0])
+    assert (error.code, error.kind) == ("USER:TopologyError", NON_RECOVERABLE)
+    assert f"init_process_group waits for ranks that will never be there: {why}" in error.message
+    assert "this job has 4 ranks: leave rank and world_size out" in error.message
+
+
+def test_ranks_may_meet_in_another_order(warm, tmp_path):
+    first, _ = Job(warm, tmp_path, "torch_by_hand", "in another order").run()
+    assert uploaded_output(first) == "4 ranks"
+
+
+@pytest.mark.horovod
+def test_a_host_without_an_address_is_an_error_and_no_crash_of_horovod(warm, tmp_path):
+    needs.root("rename the host of a process")
+
+    class OneRankEach(Job):
+        nproc_per_node = 1
+
+    error = uploaded_error(OneRankEach(warm, tmp_path, "horovod_on_a_host_without_address").run()[0])
+    assert (error.code, error.kind) == ("USER:TopologyError", NON_RECOVERABLE)
+    assert "[host=no-such-host.invalid]" in error.message
+    assert "HOROVOD_GLOO_IFACE" in error.message
 
 
 def test_a_long_text_of_node_1_arrives_whole(warm, tmp_path):
@@ -91,9 +145,9 @@ def test_an_import_error_on_node_1_spends_no_restart(warm, tmp_path):
     assert "start again" not in first.err + second.err
 
 
-@pytest.mark.parametrize("task", BACKENDS)
-def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded_by_node_0(warm, tmp_path, task):
-    first, second = Job(warm, tmp_path, task, "killed").run()
+@pytest.mark.horovod
+def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded_by_node_0(warm, tmp_path):
+    first, second = Job(warm, tmp_path, "horovod", "killed").run()
     assert (first.code, second.code) == (0, 0)
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
     assert platforms(first) == "SYSTEM:SIGKILL"
@@ -102,11 +156,9 @@ def test_a_rank_that_is_killed_again_and_again_is_the_platforms_failure_uploaded
 
 
 @pytest.mark.end("a worker pod is killed, evicted, preempted, paused or cut off")
-@pytest.mark.parametrize("task", BACKENDS)
-def test_a_pod_that_is_killed_and_recreated_takes_its_place_and_the_job_succeeds(
-    warm, tmp_path, task, ranks_gate: Gate
-):
-    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
+@pytest.mark.horovod
+def test_a_pod_that_is_killed_and_recreated_takes_its_place_and_the_job_succeeds(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "horovod", "gate", ranks_gate.environment)
     first, lost = job.start(0), job.start(1)
     ranks_gate.heard(4)
     lost.signal(KILL)
@@ -138,43 +190,6 @@ def test_a_pod_that_meets_another_jobs_node_says_so_as_that_one_does_and_waits_f
     first = mine.start(0).wait()
     assert (first.code, early.wait().code) == (0, 0)
     assert uploaded_output(first).startswith("6 from 4 ranks")
-
-
-def test_a_pod_that_is_told_to_stop_leaves_its_place_to_the_next_and_ends_nothing(warm, tmp_path, ranks_gate: Gate):
-    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
-    first, stopped = job.start(0), job.start(1)
-    ranks_gate.heard(4)
-    stopped.signal(TERM)
-    gone = stopped.wait()
-    assert gone.code not in (0, -TERM)
-    assert gone.uploaded == []
-    again = job.start(1)
-    ranks_gate.heard(4)
-    ranks_gate.let_go(8)
-    ended = first.wait(), again.wait()
-    assert [node.code for node in ended] == [0, 0], ended[1].err
-    assert [node.uploaded for node in ended] == [["outputs.pb"], []]
-
-
-@pytest.mark.parametrize("how", [KILL, TERM])
-@pytest.mark.parametrize("task", BACKENDS)
-def test_node_0_that_is_lost_in_the_function_and_recreated_takes_its_place_and_the_job_succeeds(
-    warm, tmp_path, task, how, ranks_gate: Gate
-):
-    job = Job(warm, tmp_path, task, "gate", ranks_gate.environment)
-    lost, second = job.start(0), job.start(1)
-    ranks_gate.heard(4)
-    lost.signal(how)
-    assert lost.wait().code not in (0, -TERM)
-    again = job.start(0)
-    assert all("round 0 " not in line for line in ranks_gate.heard(4))
-    ranks_gate.let_go(8)
-    ended = again.wait(), second.wait()
-    assert [node.code for node in ended] == [0, 0], ended[1].err
-    assert [node.uploaded for node in ended] == [["outputs.pb"], []]
-    assert "6 from 4 ranks in round " in uploaded_output(ended[0])
-    assert [node.left for node in ended] == [[], []]
-    assert "all ranks start again" not in ended[1].err  # none of max_restarts is spent
 
 
 def platforms(ended: Ended) -> str:
@@ -238,7 +253,9 @@ def test_the_place_of_a_lost_node_taken_ends_every_wait_for_it(warm, tmp_path, r
     ranks_gate.heard(4)
     ranks_gate.let_go(1)  # one rank at least is in the collective, and sees its peer go
     lost.signal(how)
-    lost.wait()
+    gone = lost.wait()
+    assert gone.code not in (0, -TERM)
+    assert gone.uploaded == []
     again = job.start(1)
     # All of them within this gate's patience, which is a fraction of what node 0 may wait for a node's last word.
     rounds = [line for line in ranks_gate.heard(4) if "round 0 " not in line]
@@ -246,6 +263,8 @@ def test_the_place_of_a_lost_node_taken_ends_every_wait_for_it(warm, tmp_path, r
     ranks_gate.let_go(8)
     ended = first.wait(), again.wait()
     assert [node.code for node in ended] == [0, 0], ended[0].err
+    assert [node.uploaded for node in ended] == [["outputs.pb"], []]
+    assert "6 from 4 ranks" in uploaded_output(ended[0])
     # Of a killed one the connection is lost as well, and either may be noticed first.
     assert how == KILL or "node 1 has left: told to stop by SIGTERM" in ended[0].err
 

@@ -86,7 +86,6 @@ NOT_THERE = "raised PayloadError: rank 0 returns a path that is not there"
 @pytest.mark.parametrize(
     ("task", "path", "whose"),
     [
-        ("file", "{other}/model.bin", ": it is in the scratch of rank 1, round 0 [path=/"),
         ("text", "{other}/tmp/model.bin", ": it is in the scratch of rank 1, round 0 [path=/"),
         ("directories", "{other}/model", ": it is in the scratch of rank 1, round 0 [path=/"),
         ("file", "{own}/model.bin", ": it is in the scratch of rank 0, round 0 [path=/"),

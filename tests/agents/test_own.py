@@ -36,6 +36,7 @@ def test_everything_is_each_ranks_own_in_forked_ranks_as_in_fresh_interpreters(w
         facts[how] = [json.loads(line) for line in ranks_gate.heard(3)]
         for rank in range(3):
             assert f"[rank {rank}] exit handler of rank {rank} in its process: True\n" in ended.out
+            assert f"[rank {rank}] finalizer of rank {rank}\n" in ended.out
             assert f"held back until the end by rank {rank}\n" in ended.out
     for ranks in facts.values():
         assert [each["same"] for each in ranks] == [ranks[0]["same"]] * 3

@@ -204,6 +204,44 @@ def test_ranks_that_save_in_their_own_way_are_waited_for(warm, tmp_path, ranks_g
     assert [node.wait().code for node in (first, again)] == [0, 0]
 
 
+@pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)])
+def test_ranks_that_all_return_meanwhile_have_done_the_job(warm, tmp_path, ranks_gate: Gate, nodes):
+    job = Preempted(warm, tmp_path, "done_on_two", ranks_gate)
+    pods = [job.start(0), job.start(1)]
+    ranks_gate.heard(4)
+    for node in nodes:
+        pods[node].signal(TERM)
+    ended = [pod.wait() for pod in pods]
+    assert uploaded_output(ended[0]) == "done in round 0", ended[0].err
+    assert ended[0].code == 0
+    assert ended[1].uploaded == []
+
+
+def test_where_node_0_is_told_to_stop_when_its_ranks_have_returned_the_others_save(warm, tmp_path, ranks_gate: Gate):
+    job = Preempted(warm, tmp_path, "done_first_on_node_0", ranks_gate)
+    first, other = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    until(job.a_node_is_done, "the ranks of node 0 have returned")
+    first.signal(TERM)
+    assert sorted(ranks_gate.heard(2)) == ["rank 2 has saved", "rank 3 has saved"]
+    assert first.wait().code not in (0, -TERM)
+    again = job.start(0)
+    assert all("round 1" in line for line in ranks_gate.heard(4))
+    ended = again.wait(), other.wait()
+    assert [node.code for node in ended] == [0, 0], ended[0].err
+    assert uploaded_output(ended[0]) == "done in round 1"
+
+
+def test_a_single_pods_ranks_that_return_meanwhile_have_done_the_job(warm, tmp_path, ranks_gate: Gate):
+    environment = {**ranks_gate.environment, **GRACE}
+    pod = warm.start("job_preempted:done_alone", tmp_path / "pod", environment=environment, kind="execute")
+    ranks_gate.heard(2)
+    pod.signal(TERM)
+    ended = pod.wait()
+    assert uploaded_output(ended) == "done in round 0", ended.err
+    assert ended.code == 0
+
+
 class PreemptedRange(test_elastic.Range):
     """Three pods of a range of two to three."""
 

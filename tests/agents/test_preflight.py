@@ -35,9 +35,9 @@ def test_a_job_of_one_node_is_checked_and_goes_on(warm, tmp_path: Path) -> None:
     assert "p-preflight" in html
 
 
-@pytest.mark.parametrize("task", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
-def test_nodes_measure_the_way_between_them(warm, tmp_path: Path, task: str) -> None:
-    first, second = Checked(warm, tmp_path / "job", task).run()
+@pytest.mark.horovod
+def test_nodes_measure_the_way_between_them(warm, tmp_path: Path) -> None:
+    first, second = Checked(warm, tmp_path / "job", "horovod").run()
     assert uploaded_output(first) == "rank 0 of 2 in round 0, TEST_POD 0"
     for ended in (first, second):
         assert re.search(rf"preflight: .* 2 node\(s\): {FIGURES}, all-reduce with a neighbour, GB/s: ", ended.err)

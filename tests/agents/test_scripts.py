@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -64,8 +65,10 @@ def test_a_module_is_run_by_its_name(warm, tmp_path):
 
 
 def test_any_program_is_run_with_no_python(warm, tmp_path):
-    program = "echo rank $RANK of $WORLD_SIZE; exit $((RANK * 7))"
-    ended = on_two_ranks(warm, tmp_path, "--no_python", "sh", "-c", program)
+    os.mkfifo(tmp_path / "0 has said")  # rank 1's failure ends rank 0, whatever that has not said by then
+    meet = '[ $RANK = 0 ] && echo > "$1" || read _ < "$1"'
+    program = f"echo rank $RANK of $WORLD_SIZE; {meet}; exit $((RANK * 7))"
+    ended = on_two_ranks(warm, tmp_path, "--no_python", "sh", "-c", program, "sh", str(tmp_path / "0 has said"))
     assert ended.code == 7, ended.err
     assert {f"[rank {rank}] rank {rank} of 2" for rank in range(2)} <= set(ended.out.splitlines())
 

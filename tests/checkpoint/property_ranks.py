@@ -31,9 +31,6 @@ try:
 except ImportError:  # torch 2.5
     from torch.distributed._composable.fsdp import fully_shard
 
-FSDP1_SAVES_NOTHING = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-"""Before, FSDP1 cannot save a parameter of which a rank holds nothing."""
-
 KINDS = {
     1: ("plain", "plain", "fsdp2"),
     2: ("ddp", "fsdp2", "fsdp1", "tp"),

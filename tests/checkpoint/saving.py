@@ -19,7 +19,6 @@ from flytekitplugins_safedist.checkpoint import Checkpoints
 from tests.checkpoint import points
 
 STEPS = 6
-EVERY = 2
 
 
 def plain_state(value: float) -> dict[str, Any]:

@@ -19,8 +19,11 @@ TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("launcher", [[sys.executable], TORCHRUN], ids=["one process", "torchrun"])
-@pytest.mark.parametrize("how", ["ends", "raises"])
+@pytest.mark.parametrize(
+    ("launcher", "how"),
+    [([sys.executable], "raises"), (TORCHRUN, "ends"), (TORCHRUN, "raises")],
+    ids=["one process raises", "torchrun, ends", "torchrun, raises"],
+)
 def test_outside_a_task(tmp_path, launcher, how):
     place = tmp_path / "place"
     command = [*launcher, leaving_ranks.__file__, str(place), how]

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -599,3 +600,23 @@ def evaluate_and_save(place):
 
 def test_after_an_evaluation_a_sharded_model_is_saved_and_restored(tmp_path):
     assert values(ranks(evaluate_and_save, tmp_path)) == [2, 2]
+
+
+def two_trainers(scratch):
+    from flytekitplugins_safedist.checkpoint.transformers import SafedistCallback
+
+    rank, _ = begin()
+    for name in ("first", "second"):
+        callback = SafedistCallback(f"{scratch}/{name}", every=1)
+        if rank == 0:
+            Path(scratch, f"of-{name}", "checkpoint-1").mkdir(parents=True)
+            Path(scratch, f"of-{name}", "checkpoint-1", name).write_text(name)
+        of = SimpleNamespace(output_dir=f"{scratch}/of-{name}", process_index=rank)
+        callback.on_save(of, SimpleNamespace(global_step=1, best_model_checkpoint=None), None)
+        callback.checkpoints.wait()
+    newest = [SafedistCallback(f"{scratch}/{name}").newest() for name in ("first", "second")]
+    return [sorted(path.name for path in Path(each).iterdir()) for each in newest]
+
+
+def test_two_trainers_of_one_process_resume_from_files_of_their_own_alone(tmp_path):
+    assert values(ranks(two_trainers, tmp_path)) == [[["first"], ["second"]]] * 2

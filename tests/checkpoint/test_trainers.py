@@ -3,6 +3,8 @@ ends where it ends."""
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from flytekitplugins_safedist.checkpoint import Checkpoints
@@ -22,10 +24,17 @@ def _call(work, arguments, stop, options):
     return work(*arguments, stop, **options)
 
 
-def unbroken_and_broken(tmp_path, work, stops, more=(), **options):
-    whole = lives(work, str(tmp_path / "whole"), *more, stops=(), **options)[0]
-    broken = lives(work, str(tmp_path / "broken"), *more, stops=stops, **options)
-    return whole, broken
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """What an unbroken training tells, which is made once for all tests that compare with it."""
+
+    @functools.cache
+    def told(work, options):
+        place = tmp_path_factory.mktemp("unbroken")
+        more = [str(place / "scratch")] if work is trainer_ranks.by_transformers else []
+        return lives(work, str(place / "saves"), *more, stops=(), **dict(options))[0]
+
+    return lambda work, options: told(work, tuple(options.items()))
 
 
 @pytest.mark.parametrize(
@@ -39,8 +48,9 @@ def unbroken_and_broken(tmp_path, work, stops, more=(), **options):
         pytest.param((EPOCH + 3,), {"accumulate_grad_batches": 2}, id="with accumulated gradients"),
     ],
 )
-def test_lightning(tmp_path, stops, options):
-    (told, step, waits), broken = unbroken_and_broken(tmp_path, trainer_ranks.by_lightning, stops, **options)
+def test_lightning(tmp_path, unbroken, stops, options):
+    told, step, waits = unbroken(trainer_ranks.by_lightning, options)
+    broken = lives(trainer_ranks.by_lightning, str(tmp_path / "broken"), stops=stops, **options)
     again, last, waited = broken[-1]
     assert 0 < len(again) < len(told), "it has gone on, not begun anew"
     assert _close(again, told[-len(again) :]), (again, told)
@@ -67,13 +77,11 @@ def test_lightning_that_has_ended_is_saved_and_is_over_at_once(tmp_path):
         pytest.param((EPOCH + 5,), {"max_steps": 3 * EPOCH + 2}, id="by steps"),
     ],
 )
-def test_transformers(tmp_path, stops, options):
-    scratch = (str(tmp_path / "scratch"),)
-    (told, step, left), broken = unbroken_and_broken(
-        tmp_path, trainer_ranks.by_transformers, stops, more=scratch, **options
-    )
-    again, last, _ = broken[-1]
+def test_transformers(tmp_path, unbroken, stops, options):
+    told, step, nothing = unbroken(trainer_ranks.by_transformers, options)
+    places = str(tmp_path / "broken"), str(tmp_path / "scratch")
+    again, last, left = lives(trainer_ranks.by_transformers, *places, stops=stops, **options)[-1]
     assert 0 < len(again) < len(told)
     assert _close(again, told[-len(again) :])
     assert last == step
-    assert left == [], "what was handed on is not kept in scratch"
+    assert nothing == left == [], "what was handed on is not kept in scratch"

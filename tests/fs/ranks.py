@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 DEADLINE = 240.0
@@ -157,22 +158,27 @@ def meeting_point() -> dict[str, str]:
 def corner() -> Iterator[dict[str, str]]:
     """The variables by which ranks find the corner of a job's coordinator, which a process of its own serves."""
 
-    def serve() -> None:
+    def serve(path: str) -> None:
         from tests.harness import product
 
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        server = product.Server(product.Rules("job", min_nodes=1, max_nodes=1), "here", inbox)
-        port = server.listen(product.Endpoint("127.0.0.1", 0))
+        rules = product.Rules("job", min_nodes=1, max_nodes=1)
+        server = product.Server(rules, "here", inbox)
+        link = product.Link(rules, product.Endpoint("here", 0), inbox=inbox, say=print, own=server.connect)
+        link.place = product.MeetingPlace(Path(path), "job", link.put)
         messages = product.messages
-        offer = messages.Offer(messages.NO_ROUND, {})
-        server.hear(messages.Status("job", "here", 0, 1.0, "host", offer=offer))
-        while not getattr(inbox.get(timeout=DEADLINE), "runs", False):
-            pass
-        pause(str(port))
+        link.begin(messages.Status("job", "here", 0, 1.0, "host", offer=messages.Offer(messages.NO_ROUND, {})))
+        want: Any = None
+        while not getattr(want, "runs", False):
+            want = inbox.get(timeout=DEADLINE)
+        link.place.open(want.course.round, 0)
+        pause("open")
 
-    with processes([(serve,)]) as (server,):
-        address = f"127.0.0.1:{server.next_message()}"
-        yield {"SAFEDIST_MEETING": address, "TORCHELASTIC_RUN_ID": "job", "SAFEDIST_ROUND": "0"}
+    with TemporaryDirectory() as directory:
+        path = f"{directory}/meeting"
+        with processes([(serve, path)]) as (server,):
+            server.next_message()
+            yield {"SAFEDIST_MEETING": path, "TORCHELASTIC_RUN_ID": "job", "SAFEDIST_ROUND": "0"}
 
 
 @contextmanager

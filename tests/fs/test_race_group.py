@@ -404,6 +404,18 @@ def test_a_directory_is_fetched_once_where_it_is_shared_and_once_per_node_where_
     assert len(fetched) == 1 if shared else sorted(fetched) == [0, 1]
 
 
+def test_ranks_of_a_node_that_name_places_of_their_own_are_told_at_once_not_after_an_hour(meet, tmp_path):
+    (tmp_path / "source").write_text("1")
+
+    def work(rank):
+        return download_once(tmp_path / "source", tmp_path / str(rank) / "model", shared=True, timeout=LONG)
+
+    with ranks(2, work, meet) as started:
+        outcomes = [one.outcome() for one in started]
+    (error,) = [one.error() for one in outcomes if one.kind == "error"]
+    assert re.search(r"different places.*/0/model.*/1/model|different places.*/1/model.*/0/model", str(error))
+
+
 class _Server(http.server.BaseHTTPRequestHandler):
     body, promised = b"x" * 200_000, 200_000
     failures: list[int] = []  # noqa: RUF012

@@ -1,13 +1,29 @@
-"""Outcomes for tests: one maker, and hypothesis strategies."""
+"""Ranks and their outcomes for tests: one maker of each, and hypothesis strategies."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.failures import ChainLink, Failure, of_exception
+from flytekitplugins_safedist.rank.context import RankContext
 from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status
+
+
+def rank_at(scratch: Path, **facts: Any) -> RankContext:
+    """The one rank of a job of one node, with this directory for all of its own, but for what is given."""
+    zeros = dict.fromkeys(("rank", "local_rank", "node_rank", "round", "attempt"), 0)
+    ones = dict.fromkeys(("world_size", "local_world_size", "nnodes"), 1)
+    return RankContext(**{**zeros, **ones, "job": "f0-1234", "scratch": scratch, "node_dir": scratch, **facts})
+
+
+SIXTH = {
+    **{"rank": 5, "local_rank": 1, "node_rank": 2, "world_size": 6, "local_world_size": 2, "nnodes": 3},
+    **{"round": 4, "attempt": 7},
+}
+"""Facts of a rank of which no two that could be taken for each other are equal."""
 
 
 def outcome(rank: int = 0, status: Status = Status.SUCCEEDED, time_ns: int = 100, **more: Any) -> RankOutcome:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import replace
 
 from flytekit import task
-from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
 from tests.harness.procs import say, wait_for_word
@@ -23,12 +21,8 @@ def happen(how: str) -> None:
         wait_for_word()
     if me.rank != me.world_size - 1:
         return
-    if how == "raise" or (how == "raise once" and me.round == 0):
+    if how == "raise once" and me.round == 0:
         raise ValueError("no learning rate")
-    if how == "recoverable":
-        raise FlyteRecoverableException("try me again")
-    if how == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def told(total: float, size: int) -> str:

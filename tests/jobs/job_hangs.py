@@ -216,17 +216,6 @@ def reports() -> str:
     return "done"
 
 
-@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1, timeouts=QUICK, hangs=Hangs(floor=1, ceiling=60)))
-def restarts() -> int:
-    """In the first round rank 1 sleeps."""
-    dist.init_process_group("gloo")
-    meet()
-    if current_rank().rank == 1 and current_rank().round == 0:
-        sleeps()
-    meet()
-    return current_rank().round
-
-
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="fail", floor=1, ceiling=600)))
 def evaluates() -> str:
     """Rank 1 computes for long, the others wait at a barrier; the test says when it is done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -37,6 +38,23 @@ def forks() -> list[int]:
 def forks_spawned() -> list[int]:
     """The same in a fresh interpreter."""
     return _goes_on_in_a_child()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def clears() -> list[int]:
+    """How often work is done that is to be done once per job; and of how many ranks a save is."""
+    from flytekitplugins_safedist.checkpoint import Checkpoints
+    from flytekitplugins_safedist.fs import barrier, once_per_job
+
+    os.environ.clear()
+    shared = current_rank().node_dir
+    once_per_job("once", (shared / str(current_rank().rank)).touch)
+    barrier()
+    count = len(list(shared.iterdir()))
+    with Checkpoints(shared / "saves", every=None) as ckpt:
+        ckpt.save(0, {"step": 0}, force=True)
+    (manifest,) = (shared / "saves").glob("*/manifest.json")
+    return [count, json.loads(manifest.read_text())["manifest"]["world_size"]]
 
 
 class Endless(Exception):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import replace
 
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist.fs import barrier
 from tests.harness.procs import say, wait_for_word
 
 TIMEOUTS = Timeouts(stop=0.5, exit=5, heartbeat=5, rendezvous=60)
@@ -59,6 +61,36 @@ def torch() -> str:
     me = current_rank()
     dist.destroy_process_group()
     return f"{total.item():g} from {me.world_size} ranks in round {me.round}; {me.nnodes} {me.local_world_size}"
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+def torch_by_hand() -> str:
+    """Ranks say themselves who they are, as scripts for other launchers do."""
+    import torch.distributed as dist
+
+    me = current_rank()
+    ways: dict[str, dict[str, int]] = {
+        "world_size=8": {"rank": me.rank, "world_size": 8},
+        "rank=local_rank": {"rank": me.local_rank, "world_size": 4},
+        "world_size=local_world_size": {"rank": me.rank, "world_size": 2},
+        "in another order": {"rank": (0, 2, 1, 3)[me.rank], "world_size": 4},
+    }
+    dist.init_process_group("gloo", **ways[os.environ["TEST_HOW"]])
+    dist.barrier()
+    return f"{dist.get_world_size()} ranks"
+
+
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+def horovod_on_a_host_without_address() -> str:
+    import ctypes
+    import socket
+
+    import horovod.torch as hvd
+
+    ctypes.CDLL(None).unshare(0x04000000)  # CLONE_NEWUTS
+    socket.sethostname("no-such-host.invalid")
+    hvd.init()
+    return f"{hvd.size()} ranks"
 
 
 PATIENT = Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)
@@ -131,3 +163,25 @@ def torch_no_restart() -> str:
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=replace(TIMEOUTS, rendezvous=12)))
 def torch_not_replaced() -> str:
     return torch.task_function()
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+def torch_callers() -> str:
+    """Four threads of each rank meet those of the others, and stay."""
+    called, leave = threading.Barrier(5), threading.Event()
+
+    def call(number: int) -> None:
+        barrier(str(number))
+        called.wait()
+        leave.wait()
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    called.wait()
+    say(f"rank {current_rank().rank}")
+    wait_for_word()
+    leave.set()
+    for thread in threads:
+        thread.join()
+    return "all have met"

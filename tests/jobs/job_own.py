@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import uuid
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ except Exception as error:
 os.environ["SET_AT_IMPORT"] = f"by {RANK}"
 if RANK is not None:
     signal.signal(signal.SIGTERM, lambda *_: SEEN.append("SIGTERM"))
+    KEPT_TO_THE_END = threading.Event()
+    weakref.finalize(KEPT_TO_THE_END, lambda: print(f"finalizer of rank {RANK}"))
     atexit.register(lambda: print(f"exit handler of rank {RANK} in its process: {os.getpid() == PID}"))
 
 

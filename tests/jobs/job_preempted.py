@@ -88,6 +88,39 @@ def by_hand() -> str:
     return f"round {me.round}"
 
 
+def done() -> str:
+    """The last steps are done by the time that a pod is told to stop."""
+    me = current_rank()
+    say(f"rank {me.rank} round {me.round} preempted {me.preempted}")
+    while not me.preempted:
+        pass
+    return f"done in round {me.round}"
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+def done_on_two() -> str:
+    return done()
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+def done_first_on_node_0() -> str:
+    """In the first round the others have yet to save."""
+    me = current_rank()
+    say(f"rank {me.rank} round {me.round} preempted {me.preempted}")
+    if me.round == 0 and me.node_rank == 1:
+        while not me.preempted:
+            pass
+        say(f"rank {me.rank} has saved")
+        me.saved()
+        context.page().stand_still()
+    return f"done in round {me.round}"
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=TIMEOUTS))
+def done_alone() -> str:
+    return done()
+
+
 @task(task_config=SafeTorch(timeouts=replace(TIMEOUTS, preemption=float(os.environ.get("TEST_PREEMPTION", "60")))))
 def alone_by_checkpoints() -> str:
     """One long step, in which the pod is told to stop; then one more, after which it saves."""

@@ -136,17 +136,6 @@ def with_deck_and_failing() -> None:
 
 
 @task(task_config=TWO)
-def with_checkpoint() -> str:
-    """Every rank reads the previous attempt's checkpoint, rank 0 writes this one's."""
-    checkpoint = current_context().checkpoint
-    before = (checkpoint.read() or b"nothing").decode()
-    say(before)
-    if current_rank().rank == 0:
-        checkpoint.write(b"step 20")
-    return before
-
-
-@task(task_config=TWO)
 def with_secret() -> str:
     return current_context().secrets.get("vault", "token") + current_context().execution_id.name
 
@@ -238,16 +227,6 @@ def logged(function: Callable[..., Any]) -> Callable[..., Any]:
 @logged
 def decorated(x: int) -> int:
     return x + 1
-
-
-nameless = task(task_config=TWO)(lambda: say(f"lambda on rank {current_rank().rank}"))
-
-
-def call_nested() -> None:
-    @task(task_config=TWO)
-    def nested() -> None: ...
-
-    nested()
 
 
 def call_partial() -> list[int]:

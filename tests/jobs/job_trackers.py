@@ -1,11 +1,10 @@
-"""A task with a tracker: one run of it per job, whatever becomes of its ranks."""
+"""A task with two trackers: one run of each per job, whatever becomes of its ranks."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from flytekit import task
@@ -17,13 +16,13 @@ sys.path.append(os.path.join(sys.prefix, "libraries"))
 import mlflow
 import wandb
 
-CONFIG = SafeTorch(nproc_per_node=2, max_restarts=1)
 
-
-def _tracked(log: Callable[[str], None]) -> str:
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1), retries=1)
+def tracked() -> str:
     me = current_rank()
     if me.rank == 0:
-        log(os.environ["TEST_TRACKED"])
+        _by_wandb(os.environ["TEST_TRACKED"])
+        _by_mlflow(os.environ["TEST_TRACKED"])
     barrier("tracked")  # no rank fails before the run is written
     if me.round < int(os.environ.get("TEST_FAILURES", "0")):
         if me.rank == 0:
@@ -45,13 +44,3 @@ def _by_mlflow(where: str) -> None:
     found = mlflow.MlflowClient().search_runs([experiment], f"tags.job = '{me.job}'", max_results=1)
     with mlflow.start_run(run_id=found[0].info.run_id if found else None, tags={"job": me.job}):
         mlflow.log_metric("loss", 1.0, step=10 * me.attempt + me.round)
-
-
-@task(task_config=CONFIG, retries=1)
-def tracked() -> str:
-    return _tracked(_by_wandb)
-
-
-@task(task_config=CONFIG, retries=1)
-def tracked_by_mlflow() -> str:
-    return _tracked(_by_mlflow)

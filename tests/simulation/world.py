@@ -26,7 +26,6 @@ TICK = 0.5
 
 FULL = Memory(used=99, limit=100)
 NEVER = float("-inf")
-GIB = 1 << 30
 
 
 class Broken(AssertionError):

@@ -51,10 +51,13 @@ def told_twice(sources: dict[str, str]) -> dict[str, list[str]]:
 # --- state --------------------------------------------------------------------------------------------------------
 STATE = {
     "checkpoint.agreement": "what all of a rank's Checkpoints have to do with its agent's agreements",
+    "fs.identity": "who this rank is, for code that clears its environment",
     "fs.store": "a cache: where this process's ranks have met, by process and place",
     "stopping": "the process's signals, and what they have decided: there is one of each",
     # What is left for another part of the process, with flytekit or the user's code in between (handoff.Slot):
+    "agent.life": "how this container ended when it was started before, and its sign of now",
     "agent.ending": "node 0's coordinator, to be closed after the upload",
+    "meeting": "where this rank meets the others, for code that clears its environment",
     "lastwords": "why the job failed",
     "rank.context": "who this rank is, and what is to be done at the end of its function",
     "rank.task": "what is being imported: the task may be called meanwhile",

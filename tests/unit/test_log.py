@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import subprocess
 import sys
@@ -140,3 +141,12 @@ def test_importing_the_package_adds_no_handler() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["True []"], done.stderr
+
+
+def test_a_line_for_a_standard_error_that_is_closed_is_nobodys_error(
+    shown: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    logging.getLogger(ROOM).info("step 7 is committed")

@@ -6,12 +6,16 @@ rank that dies leaves keys behind in the server, so no round may use another's.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 from ... import envvars
+from ...errors import TopologyError
 from ...fs.identity import Identity
 from .torch import EVERY_RANKS, LOOPBACK, TorchBackend
 
@@ -92,6 +96,35 @@ class HorovodBackend(TorchBackend):
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+def refuse_unknown_host() -> None:
+    """Where Gloo is to find the address of this rank by its host's name, see that it does, as it does that itself:
+    it would end the process (SIGSEGV, SIGABRT).
+
+    Raises:
+        TopologyError: the name has no address, or none of this machine.
+    """
+    if os.environ.get(envvars.HOROVOD_GLOO_IFACE):
+        return
+    name = socket.gethostname()
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        why = str(error)
+    else:
+        why = f"it is {', '.join(sorted({str(entry[4][0]) for entry in found}))}, which is not here"
+        for family, kind, proto, _, address in found:
+            with contextlib.suppress(OSError), socket.socket(family, kind, proto) as probe:
+                probe.bind(address)
+                return
+    raise TopologyError(
+        "Horovod finds this rank's address by the name of its host, and that name has none here",
+        where={"host": name},
+        seen=why,
+        hint="give the pod a host name that resolves to its own address (/etc/hosts), or set HOROVOD_GLOO_IFACE to the "
+        "network interface by which the nodes reach each other",
+    )
 
 
 def _scope(node_rank: int) -> str:

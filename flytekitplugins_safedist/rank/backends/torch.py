@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any
 
 from ... import envvars
 from ...compat.torch import STORE_MAKER
-from ...errors import MissingDependencyError
+from ...errors import MissingDependencyError, TopologyError
 from ...fs.identity import Identity
 
 LOOPBACK = "127.0.0.1"
@@ -107,8 +108,9 @@ class TorchBackend:
         }
 
 
-def open_store_early(environment: Mapping[str, str]) -> None:
-    """In rank 0, as soon as it is there: have torch's store listen before the user's function opens its first group.
+def prepare_store(environment: Mapping[str, str]) -> None:
+    """Before the user's function opens its first group: see what it asks of the store that all ranks meet at, and in
+    rank 0 have that store listen already.
 
     All ranks start at once. One that looks for the store a moment before rank 0 listens is refused, and torch's client
     looks again half a second to a second later, at the start and after each restart. The group shares the server that
@@ -122,23 +124,17 @@ def open_store_early(environment: Mapping[str, str]) -> None:
     is_torchs = environment.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == str(False)
     module = sys.modules.get("torch.distributed.rendezvous")
     create: Callable[..., Any] | None = getattr(module, STORE_MAKER, None)
-    if not is_torchs or environment[envvars.RANK] != "0" or environment[envvars.WORLD_SIZE] == "1" or create is None:
+    if not is_torchs or environment[envvars.WORLD_SIZE] == "1" or create is None:
         return
-    held: list[Any] = []
-    with suppress(Exception):  # the port is somebody's: the group's own store will say so
-        held.append(
-            sys.modules["torch.distributed"].TCPStore(
-                host_name=LOOPBACK,
-                port=int(environment[envvars.MASTER_PORT]),
-                is_master=True,
-                wait_for_workers=False,
-                multi_tenant=True,
-                timeout=timedelta(seconds=_EARLY_SECONDS),
-            )
-        )
+    held = [_open_store(environment)] if environment[envvars.RANK] == "0" else []
+    me, here = os.getpid(), (environment[envvars.MASTER_ADDR], environment[envvars.MASTER_PORT])
 
     @functools.wraps(create)
     def first(*args: Any, **kwargs: Any) -> Any:
+        asked = {**dict(zip(("hostname", "port", "rank", "world_size"), args, strict=False)), **kwargs}
+        if (asked.get("hostname"), str(asked.get("port"))) == here:
+            is_alone = os.getpid() == me and not _has_children()
+            refuse_another_place(environment, asked["rank"], asked["world_size"], is_alone=is_alone)
         setattr(module, STORE_MAKER, create)
         try:
             return create(*args, **kwargs)
@@ -146,6 +142,56 @@ def open_store_early(environment: Mapping[str, str]) -> None:
             held.clear()
 
     setattr(module, STORE_MAKER, first)
+
+
+def _open_store(environment: Mapping[str, str]) -> Any:
+    with suppress(Exception):  # the port is somebody's: the group's own store will say so
+        return sys.modules["torch.distributed"].TCPStore(
+            host_name=LOOPBACK,
+            port=int(environment[envvars.MASTER_PORT]),
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            timeout=timedelta(seconds=_EARLY_SECONDS),
+        )
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def refuse_another_place(environment: Mapping[str, str], rank: int, world_size: int, *, is_alone: bool) -> None:
+    """Refuse a place in a group at this job's own address that no group can have there: all ranks would wait for each
+    other until their time is up. Another place than this rank's own may be meant: for some ranks, or in another order.
+
+    Args:
+        environment: the rank's variables.
+        rank, world_size: that it asks for.
+        is_alone: this process has started no others, and was not started by the rank: they may be further ranks.
+
+    Raises:
+        TopologyError: there is no such place.
+    """
+    own, ranks, node = (int(environment[name]) for name in (envvars.RANK, envvars.WORLD_SIZE, envvars.GROUP_RANK))
+    if world_size > ranks and is_alone:
+        why = f"this job has {ranks} ranks"
+    elif rank == 0 and node != 0:
+        why = f"rank 0 has the store on node 0, and this is node {node}"
+    elif rank >= world_size:
+        why = f"ranks count from 0 to {world_size - 1}"
+    else:
+        return
+    raise TopologyError(
+        f"init_process_group waits for ranks that will never be there: {why}",
+        where={"rank": own},
+        seen=f"rank={rank}, world_size={world_size}",
+        expected=f"rank={own}, world_size={ranks}",
+        hint=f"this job has {ranks} ranks: leave rank and world_size out, or take them from current_rank()",
+    )
 
 
 def refuse_before_floor(version: str) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from flytekit import task
-from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins_safedist import Hangs, Preflight, SafeHorovod, SafeTorch, Timeouts, current_rank
 
@@ -48,18 +47,12 @@ def happen(step: int) -> None:
     stand("in the function")
     if me.rank != me.world_size - 1:
         return
-    if how == "raise" or (how == "raise once" and me.round == 0):
+    if how == "raise":
         raise ValueError("no learning rate")
-    if how == "recoverable":
-        raise FlyteRecoverableException("try me again")
-    if how == "kill" or (how == "kill once" and me.round == 0):
+    if how == "kill once" and me.round == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if how == "fill scratch":
-        with open(os.path.join(me.scratch, "too much"), "wb") as file:
-            while True:
-                file.write(bytes(1 << 20))
 
 
 def line(rank: int, size: int) -> tuple:

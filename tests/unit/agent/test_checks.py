@@ -52,7 +52,7 @@ class Node(Checks):
         call = SimpleNamespace(variables={})
         job = SimpleNamespace(number=0, attempt=SimpleNamespace(run_id="job"), ranks_environment={}, call=call)
         place = SimpleNamespace(path=directory, orders=directory)
-        plan: Any = SimpleNamespace(settings=settings, job=job, scratch=place)
+        plan: Any = SimpleNamespace(settings=settings, job=job, scratch=place, meeting=None)
         super().__init__(plan, self.told.put)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from flytekitplugins_safedist.agent import leader_store
 from flytekitplugins_safedist.agent.leader_store import LeaderStore
 from flytekitplugins_safedist.coordinator.books import Leader
 from flytekitplugins_safedist.coordinator.sign import Sign
@@ -39,3 +43,15 @@ def test_a_sign_is_put_over_the_one_before_in_s3(s3: S3) -> None:
     s3.put("something", b"")  # the bucket is there
     store = s3fs.S3FileSystem(key="test", secret="test", endpoint_url=s3.endpoint)
     put_twice_and_read(LeaderStore(f"s3://{BUCKET}/attempt-0/", Access(store), lambda: False))  # type: ignore[arg-type]
+
+
+def test_a_store_that_never_answers_is_an_error_and_the_next_look_another_one(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(leader_store, "ANSWER_SECONDS", 0.1)
+    place = LeaderStore(str(tmp_path), Access(), lambda: False)  # type: ignore[arg-type]
+    sign = Path(place.address)
+    os.mkfifo(sign)  # to read it does not return
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):
+        place.look()
+    with sign.open("wb"):  # whoever still reads is let go
+        sign.unlink()
+    assert place.look().sign is None

@@ -1,4 +1,4 @@
-"""Memory of the container: read as the kernel shows it, in both versions of control groups, and judged for the ranks.
+"""Memory of the container: read as the kernel shows it, in both versions of control groups, and told.
 
 The directories are as a pod, a namespace or a bare machine show them; ``tests/containers/test_image.py`` reads a real
 one.
@@ -15,12 +15,11 @@ import pytest
 
 from flytekitplugins_safedist.agent.memory import (
     Cgroup,
-    anonymous,
     cgroup,
     high_water,
     killed,
     loss_of_all,
-    shortage,
+    resident,
     told,
 )
 
@@ -134,32 +133,14 @@ def test_a_process_that_holds_memory_is_measured_while_it_lives() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert 64 * MIB < anonymous(child.pid) <= high_water(child.pid)
+        assert 64 * MIB < resident(child.pid) <= high_water(child.pid)
         assert child.stdin is not None
         child.stdin.close()
         child.wait()
-        assert (anonymous(child.pid), high_water(child.pid)) == (0, 0)
+        assert (resident(child.pid), high_water(child.pid)) == (0, 0)
 
 
-# --- judged for the ranks --------------------------------------------------------------------------------------------
-def test_small_memory_is_said_in_one_line_with_every_number_and_what_to_do() -> None:
-    # As measured with examples/digits_ddp.py, which the kernel then ended.
-    said = shortage(Cgroup(950 * MIB, 387 * MIB, 0), ranks=4, imported=189 * MIB)
-    assert said == (
-        "memory is small for 4 rank(s): the limit is 950.0 MiB, 387.0 MiB are in use before a rank starts, and each "
-        "rank adds about the 189.0 MiB that the imports took: 1.1 GiB without any data of the task's. Ask for more "
-        "(requests and limits with mem=...), or start fewer ranks"
-    )
-
-
-@pytest.mark.parametrize(
-    "group",
-    [None, Cgroup(None, 387 * MIB, 0), Cgroup(387 * MIB + 4 * 189 * MIB, 387 * MIB, 0), Cgroup(3072 * MIB, MIB, None)],
-)
-def test_nothing_is_said_where_memory_suffices_or_has_no_limit(group: Cgroup | None) -> None:
-    assert shortage(group, ranks=4, imported=189 * MIB) is None
-
-
+# --- as people read it ----------------------------------------------------------------------------------------------
 def test_a_killed_rank_is_told_with_the_high_water_of_each_and_what_the_kernel_counted() -> None:
     before, now = Cgroup(1024 * MIB, 400 * MIB, 3), Cgroup(1024 * MIB, 600 * MIB, 4)
     assert killed(now, before) == 1

@@ -430,6 +430,37 @@ def test_it_does_not_stay_for_a_save_that_cannot_be(why):
     assert node.done[-1] == act.Exit(UNDECIDED, "told to stop")
 
 
+URGENT = Save(1, is_urgent=True, step=-1, is_done=True)
+
+
+def test_a_node_whose_ranks_have_left_the_function_stays_until_they_have_returned():
+    node = running()
+    node.take(node.it.on_left(node.now))
+    node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True))
+    assert node.want(save=URGENT) == []
+    assert node.take(node.it.on_return((1,), node.now)) == [act.Exit(UNDECIDED, "told to stop")]
+    assert (node.status.phase, node.status.leaving) == ("returned", "told to stop")
+
+
+@pytest.mark.parametrize(("save", "leaves"), [(replace(URGENT, step=None), False), (URGENT, True)])
+def test_a_leader_whose_ranks_have_returned_stays_for_the_others_that_save_or_return(save, leaves):
+    node = running(leads=True, node=0)
+    node.take(node.it.on_left(node.now))
+    node.take(node.it.on_return((0,), node.now))
+    assert node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True)) == []
+    assert node.status.is_preempted
+    node.want(save=save)
+    assert bool(node.status.leaving) == leaves
+
+
+def test_a_lone_pod_that_is_told_to_stop_with_its_ranks_returned_has_a_success_to_upload():
+    node = running(ALONE, leads=True, node=0, is_replaced=False)
+    node.take(node.it.on_return((0,), node.now))
+    assert node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True)) == []
+    success = Verdict("success", round=FIRST)
+    assert node.want(verdict=success) == [act.Upload(success)]
+
+
 def test_a_leader_that_has_a_verdict_uploads_it_though_it_is_told_to_stop():
     node = leader()
     node.want(0, verdict=FAILED)

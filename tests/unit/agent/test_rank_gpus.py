@@ -13,10 +13,9 @@ from flytekitplugins_safedist.agent.rank_gpus import RankGpus
 from flytekitplugins_safedist.agent.scratch import make_job
 from flytekitplugins_safedist.failures import Failure
 from flytekitplugins_safedist.hangs.gpus import GpuUse, fault_of
-from flytekitplugins_safedist.rank.context import RankContext
 from flytekitplugins_safedist.rank.order import RankOrder
 from flytekitplugins_safedist.rank.outcome import RankOutcome, Status, root_cause
-from tests.harness.outcomes import failed, outcome, raised
+from tests.harness.outcomes import failed, outcome, raised, rank_at
 
 SECOND = 10**9
 GPUS = (GpuUse(0, "GPU-a", busy=3), GpuUse(1, "GPU-b", busy=97))
@@ -42,8 +41,7 @@ class Watch:
 @pytest.fixture
 def gpus(tmp_path: Any) -> tuple[RankGpus, Watch, int]:
     job = make_job(tmp_path)
-    place = {"node_rank": 0, "world_size": 2, "local_world_size": 2, "nnodes": 1, "round": 0, "attempt": 0, "job": "j"}
-    ranks = [RankContext(rank=at, local_rank=at, scratch=tmp_path, node_dir=tmp_path, **place) for at in range(2)]
+    ranks = [rank_at(tmp_path, rank=at, local_rank=at, world_size=2, local_world_size=2) for at in range(2)]
     watch = Watch(time.time_ns() + 60 * SECOND)
     made = RankGpus(
         watch, [RankOrder(context, {}, job.files(0, context.rank), job.log(0, context.rank)) for context in ranks]

@@ -29,6 +29,7 @@ from flytekitplugins_safedist.rank.outcome_text import describe
 from flytekitplugins_safedist.rank.places import JobScratch
 from flytekitplugins_safedist.rank.shared_page import open_page
 from flytekitplugins_safedist.rank_server.client import EndedRank
+from tests.harness.outcomes import SIXTH, rank_at
 from tests.harness.procs import until
 from tests.unit.config.plans import planned
 
@@ -77,18 +78,9 @@ def job(tmp_path: Path) -> JobScratch:
 
 def contexts(job: JobScratch) -> list[RankContext]:
     return [
-        RankContext(
-            rank=4 + local,
-            local_rank=local,
-            node_rank=2,
-            world_size=6,
-            local_world_size=2,
-            nnodes=3,
-            round=1,
-            attempt=0,
-            job="f0-1234",
-            scratch=make_rank(job, 1, 4 + local).path,
-            node_dir=job.node,
+        rank_at(
+            make_rank(job, 1, 4 + local).path,
+            **{**SIXTH, "rank": 4 + local, "local_rank": local, "round": 1, "node_dir": job.node},
         )
         for local in range(2)
     ]

@@ -56,3 +56,12 @@ def test_a_call_is_answered_with_the_floor_and_ranks_save_once(node):
 def test_of_a_node_whose_ranks_save_by_no_steps_the_floor_says_so(node):
     node.it.call(1)
     assert node.status.floor == Floor(1, -1)
+
+
+def test_ranks_that_have_left_are_waited_for_until_they_have_returned_where_a_pod_is_told_to_stop(node):
+    node.rank.take_part(0)
+    node.rank.leave()
+    node.it.save(SaveAt(1, 0, is_urgent=False))
+    assert node.status.saved == 1
+    node.it.save(SaveAt(2, 0, is_urgent=True))
+    assert node.status.saved == 1

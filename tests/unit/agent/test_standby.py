@@ -61,6 +61,15 @@ def test_the_next_job_of_the_process_has_the_same_server_as_long_as_nothing_chan
     assert [pid for pid in pids if alive(pid)] == pids[-1:], "one stands by, and no other is left"
 
 
+def test_the_process_may_have_a_name_that_is_no_text() -> None:
+    before = Path("/proc/self/comm").read_bytes()
+    try:
+        Path("/proc/self/comm").write_bytes(b"\xe3\x83\xa9\xe3\x83")  # the kernel keeps 15 bytes of a title
+        assert one_job() == one_job()
+    finally:
+        Path("/proc/self/comm").write_bytes(before)
+
+
 def test_two_jobs_at_once_have_two_servers_of_which_one_stays() -> None:
     with standby.lent(ENVIRONMENT) as one, standby.lent(ENVIRONMENT) as other:
         pids = one._pid, other._pid

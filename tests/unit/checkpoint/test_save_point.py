@@ -14,8 +14,8 @@ from flytekitplugins_safedist.checkpoint.agreement import MARK, wait_for_others
 from flytekitplugins_safedist.checkpoint.store import Store
 from flytekitplugins_safedist.errors import CheckpointError
 from flytekitplugins_safedist.rank import context, shared_page
-from flytekitplugins_safedist.rank.context import RankContext
 from flytekitplugins_safedist.rank.shared_page import AgentPage, RankPage
+from tests.harness.outcomes import rank_at
 from tests.harness.procs import until
 
 
@@ -24,20 +24,9 @@ def become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     """Have this process be a rank."""
 
     def enter(rank: int = 0, *, size: int = 1, nnodes: int = 1) -> None:
-        me = RankContext(
-            rank=rank,
-            world_size=size,
-            local_rank=rank % (size // nnodes),
-            local_world_size=size // nnodes,
-            node_rank=rank // (size // nnodes),
-            nnodes=nnodes,
-            round=0,
-            attempt=0,
-            job="job",
-            scratch=tmp_path,
-            node_dir=tmp_path,
-        )
-        monkeypatch.setattr(context._RANK, "value", me)
+        node, local = divmod(rank, size // nnodes)
+        nodes = {"node_rank": node, "local_rank": local, "nnodes": nnodes, "local_world_size": size // nnodes}
+        monkeypatch.setattr(context._RANK, "value", rank_at(tmp_path, rank=rank, world_size=size, **nodes))
 
     return enter
 

@@ -31,6 +31,31 @@ def test_a_node_that_the_job_does_not_have_is_turned_away(node):
     assert job.left("x") == f"the job has 3 nodes, and none is node {node}"
 
 
+@pytest.mark.parametrize("order", ["abc", "bac", "bca"])
+def test_a_node_with_another_number_of_ranks_than_node_0_is_turned_away_and_named(order):
+    job = Job(FIXED)
+    for process in order:
+        job.come(process, ranks=4 if process == "c" else 8)
+    job.follow()
+    why = "it has 4 rank(s), and node 0 has 8: all nodes of a job have the same number"
+    assert job.wants["c"].leave == why
+    assert job.members == set()
+    job.wait(FIXED.rendezvous + 1)
+    assert job.it.verdict.kind == "missing"
+    assert job.it.verdict.text.endswith(f"; node 2 came, and could not begin ({why})")
+    assert job.costs == (0, 0)
+
+
+def test_a_range_goes_on_without_a_node_that_has_less_ranks():
+    job = Job(RANGE)
+    job.come("a", "b", ranks=8)
+    job.come("c", ranks=7)
+    job.follow()
+    job.wait(RANGE.last_call + STEP)
+    assert job.members == {"a", "b"}
+    assert job.wants["c"].leave
+
+
 def test_who_is_missing_is_said_every_thirty_seconds_and_at_last_ends_the_job():
     job = Job()
     job.come("a")
@@ -272,6 +297,23 @@ def test_a_node_that_is_lost_after_its_ranks_have_returned_costs_nothing_and_the
         job.say(process, phase="returned")
     assert job.it.verdict.kind == "success"
     assert job.costs == (0, 0)
+
+
+def test_a_node_that_says_in_one_word_that_its_ranks_have_returned_and_it_leaves_has_done_its_part():
+    job = begun()
+    job.say("b", phase="returned", leaving="told to stop by SIGTERM")
+    for process in "ac":
+        job.say(process, phase="returned")
+    assert job.it.verdict.kind == "success"
+
+
+def test_where_the_leader_is_told_to_stop_with_its_ranks_returned_the_others_save():
+    job = begun()
+    for process in "abc":
+        job.say(process, listens=True)
+    job.say("a", phase="returned", is_preempted=True)
+    save = job.wants["c"].course.save
+    assert (save.is_urgent, save.is_done) == (True, False)
 
 
 def test_where_others_fail_for_the_want_of_a_node_that_had_returned_it_is_its_loss():
@@ -731,9 +773,12 @@ def test_a_node_that_is_not_fit_ends_the_job():
     assert job.it.verdict.text == "not fit: node 1 (host host-b)"
 
 
-def test_where_a_node_is_lost_while_it_is_checked_all_are_checked_anew():
+@pytest.mark.parametrize("has_reported", [False, True])
+def test_where_a_node_is_lost_while_nodes_are_checked_all_are_checked_anew(has_reported):
     job = begun(CHECKED)
     job.say("a", phase="returned", report="fit")
+    if has_reported:
+        job.say("b", phase="returned", report="fit")
     job.say("b", leaving="told to stop")
     job.come("b2", node=1)
     job.follow("a", "c", "b2")
@@ -810,6 +855,23 @@ def test_a_node_that_is_gone_with_its_memory_full_is_told_so_at_its_first_loss()
     assert "; its memory was full (99.0 GiB of 100.0 GiB in use)" in job.wants["a"].course.news
     job.follow("a", "c")
     assert job.it.verdict.kind == "memory"
+
+
+@pytest.mark.parametrize("is_back_early", [True, False], ids=["before the round is settled", "after"])
+def test_so_is_one_whose_container_was_ended_at_once_by_what_the_next_process_finds_there(is_back_early):
+    full = Memory(99 << 30, 100 << 30)
+    job = begun(replace(FIXED, max_replacements=0 if is_back_early else 1))
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    if is_back_early:
+        job.come("b2", node=1, starts=1, ended=full)
+        job.follow("a", "c")
+        assert job.it.verdict.kind == "memory"
+        return
+    job.follow("a", "c")
+    job.come("b2", node=1, starts=1, ended=full)
+    job.say("b2")
+    assert job.it.books.outcomes[-1].loss.memory == full
 
 
 def test_so_is_node_0_by_what_the_others_have_heard():

@@ -40,11 +40,14 @@ STATUS = Status(
     stall=3.0,
     looked=1,
     report="{}",
+    starts=1,
+    ended=Memory(96, 100),
     memory=Memory(95, 100),
     leader_memory=Memory(1, 100),
     offer=Offer(KEY, {"MASTER_PORT": "1"}),
     is_uploaded=True,
     books=BOOKS,
+    ranks=8,
 )
 COURSE = Course(
     KEY.leader,
@@ -82,8 +85,8 @@ def test_what_is_as_at_first_is_not_sent():
 
 def test_what_all_nodes_are_to_know_is_written_once():
     course = replace(COURSE, news="x")
-    assert course.text is course.text
-    assert Want(course, 1).dump().endswith(course.text.encode("utf-8", "backslashreplace") + b"}")
+    assert course.content is course.content
+    assert Want(course, 1).dump().endswith(course.content + b"}")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'"x"', b'{"job": 3}', b"\xff", b"[" * 100_000, b"{}"])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,15 @@ from flytekitplugins_safedist import frames
 from flytekitplugins_safedist.agent import link as link_module
 from flytekitplugins_safedist.agent.leader_store import NoStore
 from flytekitplugins_safedist.agent.link import Link, LinkLost
+from flytekitplugins_safedist.agent.meeting_place import MeetingPlace
+from flytekitplugins_safedist.coordinator import server as server_module
 from flytekitplugins_safedist.coordinator import wire
+from flytekitplugins_safedist.coordinator.books import Leader
 from flytekitplugins_safedist.coordinator.messages import Offer, Status, Want
 from flytekitplugins_safedist.coordinator.ports import ReservedPort
 from flytekitplugins_safedist.coordinator.rules import Rules
 from flytekitplugins_safedist.coordinator.server import Server
+from flytekitplugins_safedist.coordinator.sign import Sign
 from flytekitplugins_safedist.coordinator.wire import HangEvidence, Note, RankPicture, Refusal
 from flytekitplugins_safedist.errors import FsIoError, RendezvousError
 from flytekitplugins_safedist.hangs.processes import Process
@@ -50,33 +57,39 @@ def heard(inbox: queue.SimpleQueue[object], kind: type, is_it: Callable[[Any], b
             return found
 
 
-class Node0:
-    """Node 0 of two, with its server."""
+class Node:
+    """A node of two, with its link."""
 
-    def __init__(self, process: str = "0a", port: int = 0) -> None:
+    def __init__(self, port: int, status: Status, own: Any = None) -> None:
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.server = Server(RULES, process, self.inbox, store=NoStore())
-        self.port = self.server.listen(Endpoint("127.0.0.1", port))
-        self.status = Status("job", process, 0, 1.0, "host0")
-        self.say(offer=Offer(self.status.round, {"MASTER_PORT": "1"}))
-
-    def say(self, **changes: Any) -> None:
-        self.status = replace(self.status, **changes)
-        self.server.hear(self.status)
-
-
-class Node1:
-    """The other one, with its link."""
-
-    def __init__(self, port: int, **facts: Any) -> None:
-        self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.link = Link(RULES, Endpoint("127.0.0.1", port), inbox=self.inbox, say=lambda _: None)
-        self.status = status(**facts)
-        self.link.begin(self.status)
+        self.link = Link(RULES, Endpoint("127.0.0.1", port), inbox=self.inbox, say=lambda _: None, own=own)
+        self.status = status
+        self.link.begin(status)
 
     def say(self, **changes: Any) -> None:
         self.status = replace(self.status, **changes)
         self.link.tell(self.status)
+
+
+class Node0(Node):
+    """Node 0, with its server."""
+
+    def __init__(self, process: str = "0a", port: int = 0, store: Any = None) -> None:
+        self.server = Server(RULES, process, queue.SimpleQueue(), store=store or NoStore())
+        self.port = self.server.listen(Endpoint("127.0.0.1", port))
+        offer = Offer(status().round, {"MASTER_PORT": "1"})
+        super().__init__(self.port, Status("job", process, 0, 1.0, "host0", offer=offer), self.server.connect)
+
+    def close(self) -> None:
+        self.link.close()
+        self.server.close()
+
+
+class Node1(Node):
+    """The other one."""
+
+    def __init__(self, port: int, **facts: Any) -> None:
+        super().__init__(port, status(**facts))
 
     def begins(self) -> Want:
         """Its ranks run, and those of node 0."""
@@ -98,7 +111,7 @@ def status(**facts: Any) -> Status:
 def node_0() -> Iterator[Node0]:
     node = Node0()
     yield node
-    node.server.close()
+    node.close()
 
 
 @pytest.fixture
@@ -215,6 +228,44 @@ def test_who_was_lost_looks_for_nobody_before_it_knows_what_to_say(node_0, node_
     heard(node_1.inbox, Want)
 
 
+def test_a_leader_that_dies_as_it_answers_is_lost_like_any_other() -> None:
+    """What is unread when a process dies makes the kernel reset its connections."""
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    with socket.create_server(("127.0.0.1", 0)) as leader:
+        link = Link(RULES, Endpoint(*leader.getsockname()), inbox=inbox, say=lambda _: None)
+        for _ in range(8):
+            link.begin(status())
+            connection, _ = leader.accept()
+            connection.recv(1)
+            connection.sendall(wire.beat(1.0))
+            connection.close()
+            assert isinstance(inbox.get(timeout=30), LinkLost)
+        link.close()
+
+
+def test_that_dns_fails_is_no_word_of_where_a_leader_is_that_is_slow_to_answer(monkeypatch) -> None:
+    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+    failed, ask = threading.Semaphore(0), socket.getaddrinfo
+    with socket.create_server(("127.0.0.1", 0)) as leader:
+        link = Link(RULES, Endpoint("localhost", leader.getsockname()[1]), inbox=inbox, say=lambda _: None)
+        link.begin(status())
+        connection, _ = leader.accept()
+
+        def down(*_: object, **__: object) -> None:
+            failed.release()
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+        monkeypatch.setattr(socket, "getaddrinfo", down)
+        for _ in range(2):
+            assert failed.acquire(timeout=30)
+        connection.sendall(wire.beat(1.0))
+        leader.settimeout(1.0)
+        monkeypatch.setattr(socket, "getaddrinfo", ask)
+        with pytest.raises(TimeoutError):
+            leader.accept()
+        link.close()
+
+
 def test_a_link_that_cannot_go_on_says_so() -> None:
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     link = Link(RULES, Endpoint("a..b", 9), inbox=inbox, say=lambda _: None)  # Python's codec for names refuses it
@@ -238,7 +289,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
-def test_as_many_files_may_be_open_as_the_container_allows_for_ranks_connect_here_too() -> None:
+def test_as_many_files_may_be_open_as_the_container_allows() -> None:
     done = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["4096", "4096"]
 
@@ -248,39 +299,38 @@ def test_a_link_finds_the_leader_that_takes_the_place_of_the_one_before() -> Non
     first = Node0(port=reserved.port)
     node = Node1(first.port)
     node.begins()
-    first.server.close()
+    first.close()
     heard(node.inbox, LinkLost)
     second = Node0("0b", first.port)
     node.link.begin(replace(node.status, phase="idle", books=node.status.books))
     assert heard(node.inbox, Want).course.leader.process == "0b"
-    second.server.close()
+    second.close()
     node.link.close()
     reserved.close()
 
 
 def test_a_leader_that_hears_of_a_newer_one_turns_nodes_away_when_it_has_looked() -> None:
     """It was frozen or cut off; meanwhile another one has put its sign."""
-    store = NoStore()
-    older, newer = Node0(), Node0("0b")
-    for each in (older, newer):
-        each.server._store = store
+    signs = threading.Semaphore(0)
+
+    class Store(NoStore):
+        def put(self, sign: Any) -> None:
+            super().put(sign)
+            signs.release()
+
+    store = Store()
+    older = Node0(store=store)
     node = Node1(older.port)
     node.begins()
-    leader = newer.server._coordinator.lead.leader
-    store.put(wire_sign(leader.term + 5))
-    node.say(leader=replace(leader, term=leader.term + 5))
+    for _ in range(2):  # the one that is read back, and its renewal then: the next comes in a minute
+        assert signs.acquire(timeout=30)
+    newer = Leader(5, "0b")
+    store.put(Sign(newer, 1))
+    node.say(leader=newer)
     assert heard(older.inbox, Want, lambda want: bool(want.leave)).leave == "another process leads this job"
     heard(node.inbox, LinkLost)
-    for server in (older.server, newer.server):
-        server.close()
+    older.close()
     node.link.close()
-
-
-def wire_sign(term: int) -> Any:
-    from flytekitplugins_safedist.coordinator.books import Leader
-    from flytekitplugins_safedist.coordinator.sign import Sign
-
-    return Sign(Leader(term, "0b"), 1)
 
 
 def test_a_store_that_is_away_is_told_once_and_nothing_begins(caplog) -> None:
@@ -290,28 +340,32 @@ def test_a_store_that_is_away_is_told_once_and_nothing_begins(caplog) -> None:
     class Away:
         def look(self) -> Any:
             looks.release()
-            raise ConnectionError("refused")
+            raise ConnectionError("https://store/sign?sig=secret refused")
 
         def put(self, sign: Any) -> None:
             raise AssertionError
 
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     server = Server(RULES, "0a", inbox, store=Away(), say=said.append)
-    server.hear(Status("job", "0a", 0, 1.0))
+    node = Node(0, Status("job", "0a", 0, 1.0), server.connect)
     for _ in range(3):
         assert looks.acquire(timeout=60)
+    node.link.close()
     server.close()
-    assert [line.endswith("ConnectionError: refused") for line in said] == [True]
+    assert [line.endswith("ConnectionError: https://store/sign?... refused") for line in said] == [True]
     assert inbox.empty()
 
 
-def test_who_cannot_listen_leaves_no_sign_for_it_never_led(node_0) -> None:
+def test_who_cannot_listen_leaves_no_sign_for_it_never_led(node_0, monkeypatch) -> None:
     """Of several agents on one machine each tries; the sign of the one that leads stays."""
+    monkeypatch.setattr(server_module, "_TICK_SECONDS", 0.0)  # time, if it were told, would be told in each turn
     store = NoStore()
     server = Server(RULES, "0b", queue.SimpleQueue(), store=store)
     with pytest.raises(RendezvousError):
         server.listen(Endpoint("127.0.0.1", node_0.port))
-    time.sleep(1.0)  # several times that a coordinator is told of time
+    for _ in range(20):  # the loop has had its turn, and then the thread that speaks with the store
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), server._loop).result()
+        server._stores.submit(lambda: None).result()
     server.close()
     assert store.look().sign is None
 
@@ -320,6 +374,7 @@ STOPPED_SERVER = """
 import os, queue, signal
 from flytekitplugins_safedist.coordinator.rules import Rules
 from flytekitplugins_safedist.coordinator.server import Server
+from flytekitplugins_safedist.coordinator.sign import Sign
 from flytekitplugins_safedist.topology import Endpoint
 server = Server(Rules("job", 2, 2), "0a", queue.SimpleQueue())
 print(server.listen(Endpoint("127.0.0.1", 0)), flush=True)
@@ -365,7 +420,7 @@ def test_what_two_pictures_show_is_told_to_all_and_the_node_at_fault_has_all_evi
     for _ in range(2):
         want = heard(node_1.inbox, Want, lambda want: want.course.look > node_1.status.looked)
         key, look = str(want.course.round), want.course.look
-        node_0.server.take(RankPicture(key, look, (snapshot(0, waits=True),)))
+        node_0.link.put(RankPicture(key, look, (snapshot(0, waits=True),)).frame())
         node_0.say(looked=look)
         node_1.link.put(RankPicture(key, look, (snapshot(1, waits=False, threads=threads),)).frame())
         node_1.say(looked=look)
@@ -381,30 +436,149 @@ def test_what_two_pictures_show_is_told_to_all_and_the_node_at_fault_has_all_evi
 
 
 # --- where ranks meet -------------------------------------------------------------------------------------------------
+@contextmanager
+def place_of(node: Node, tmp_path: Path) -> Iterator[Meeting]:
+    """How a rank of a node that runs calls its agent."""
+    path = tmp_path / node.status.process
+    node.link.place = MeetingPlace(path, "job", node.link.put)
+    node.link.place.open(node.status.round, 0)
+    yield Meeting(str(path), "job", 0)
+    node.link.place.close()
+
+
 @pytest.fixture
-def keys(node_0, node_1) -> Meeting:
-    return Meeting(f"127.0.0.1:{node_0.port}", "job", 0)
+def keys(node_1, tmp_path) -> Iterator[Meeting]:
+    with place_of(node_1, tmp_path) as meeting:
+        yield meeting
 
 
-def test_ranks_set_wait_add_and_compare_keys_of_their_round(keys) -> None:
+@pytest.fixture
+def leaders_keys(node_0, node_1, tmp_path) -> Iterator[Meeting]:
+    node_0.say(round=node_1.status.round, node_rank=0, phase="running", leader=node_1.status.leader, offer=None)
+    with place_of(node_0, tmp_path) as meeting:
+        yield meeting
+
+
+def waiting(keys: Meeting, key: str) -> Future[bytes | None]:
+    return call(lambda: keys.wait(key, 60))
+
+
+def call(work: Callable[[], Any]) -> Future[Any]:
+    """A rank's thread, which waits for an answer."""
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
+
+
+def test_ranks_of_several_nodes_set_wait_add_and_compare_keys_of_their_round(keys, leaders_keys) -> None:
     assert keys.wait("key", 0) is None
-    waiting: list[bytes | None] = []
-    thread = threading.Thread(target=lambda: waiting.append(keys.wait("key", 30)))
-    thread.start()
-    keys.set("key", b"\0value\n")
-    thread.join()
-    assert waiting == [b"\0value\n"]
-    assert [keys.add("count", 2), keys.add("count", -1)] == [2, 1]
+    waits = waiting(keys, "key")
+    leaders_keys.set("key", b"\0value\n")
+    assert waits.result(30) == b"\0value\n"
+    assert [keys.add("count", 2), leaders_keys.add("count", -1)] == [2, 1]
     assert keys.compare_set("one", b"", b"first") == b"first"
-    assert keys.compare_set("one", b"", b"second") == b"first"
+    assert leaders_keys.compare_set("one", b"", b"second") == b"first"
     keys.delete("key")
     assert keys.wait("key", 0.01) is None
     assert keys.wait("one", 0) == b"first"  # a late answer has poisoned nothing
 
 
-def test_a_rank_of_another_round_is_told_that_it_is_over(keys) -> None:
-    with pytest.raises(FsIoError, match="round 3 is over: the job is in round 0"):
+def test_a_signals_handler_that_meets_others_takes_no_answer_of_the_call_that_it_interrupts(keys, monkeypatch) -> None:
+    """A save at SIGUSR1, say, while the rank waits at a barrier."""
+    keys.set("key", b"mine")
+    receive, counts = frames.receive, list[int]()
+
+    def interrupted(*arguments: Any) -> bytes:
+        monkeypatch.setattr(frames, "receive", receive)
+        signal.raise_signal(signal.SIGUSR1)
+        return receive(*arguments)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: counts.append(keys.add("count", 2)))
+    try:
+        monkeypatch.setattr(frames, "receive", interrupted)
+        assert (keys.wait("key", 0), counts) == (b"mine", [2])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_descriptor_that_others_have_closed_is_a_place_that_is_gone_and_the_next_call_opens_another(keys) -> None:
+    """A task that makes itself a daemon closes all that it has open."""
+    keys.set("key", b"value")
+    os.close(keys._of_thread.mine[1].fileno())
+    with pytest.raises(FsIoError, match="Bad file descriptor"):
+        keys.wait("key", 0)
+    assert keys.wait("key", 0) == b"value"
+
+
+def test_a_rank_of_another_round_or_job_is_told_so(keys) -> None:
+    with pytest.raises(FsIoError, match="round 3 is over: this node is in round 0"):
         Meeting(keys.where, "job", 3).wait("key", 0)
+    with pytest.raises(FsIoError, match="this agent is of run id 'job', and the rank of 'other'"):
+        Meeting(keys.where, "other", 0).wait("key", 0)
+
+
+def test_a_rank_that_waits_does_not_notice_that_the_link_of_its_node_was_lost(node_1, keys, leaders_keys) -> None:
+    waits = waiting(keys, "key")
+    assert keys.add("there", 1) == 1  # the call before has gone out
+    node_1.reset()
+    heard(node_1.inbox, Want)
+    leaders_keys.set("key", b"value")
+    assert waits.result(30) == b"value"
+
+
+def test_what_was_done_and_not_answered_before_the_link_was_lost_is_done_once(node_0, node_1, keys) -> None:
+    """The answer gets lost on the way back: the leader has counted, and the rank cannot know."""
+    send, lost = node_0.server._send_answer, threading.Event()
+
+    def lose(process: str, *answer: Any) -> bytes:
+        if lost.is_set():
+            return bytes(send(process, *answer))
+        lost.set()
+        way, frame = node_0.server._ways.pop(process), send(process, *answer)
+        node_0.server._ways[process] = way
+        way.drop()
+        return bytes(frame)
+
+    node_0.server._send_answer = lose
+    counts = call(lambda: keys.add("count", 1))
+    heard(node_1.inbox, LinkLost)
+    node_1.link.begin(node_1.status)
+    assert counts.result(30) == 1
+    assert keys.add("count", 1) == 2
+
+
+def test_a_rank_that_calls_while_no_leader_is_there_is_answered_when_there_is_one(node_1, keys) -> None:
+    node_1.link._shut()
+    heard(node_1.inbox, LinkLost)
+    counts = call(lambda: keys.add("count", 1))
+    while not node_1.link.place._calls:
+        time.sleep(0.001)
+    node_1.link.begin(node_1.status)
+    assert counts.result(30) == 1
+
+
+def test_a_rank_that_waits_hears_that_its_round_is_over_and_that_its_agent_has_ended(node_1, keys) -> None:
+    place = node_1.link.place
+    waits = waiting(keys, "key")
+    while not place._calls:
+        time.sleep(0.001)
+    place.open(node_1.status.round, 1)
+    with pytest.raises(FsIoError, match="the round of this rank is over"):
+        waits.result(30)
+    keys = Meeting(keys.where, "job", 1)
+    waits = waiting(keys, "key")
+    while not place._calls:
+        time.sleep(0.001)
+    place.close()
+    with pytest.raises(FsIoError, match="see why this node's agent has ended"):
+        waits.result(30)
 
 
 def test_what_an_agent_runs_imports_no_torch() -> None:

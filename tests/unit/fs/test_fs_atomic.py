@@ -165,3 +165,16 @@ def test_read_only_directories_go_too_without_root(tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert keep.stat().st_mode & 0o777 == 0o500
     assert (keep / "file").exists()
+
+
+@pytest.mark.parametrize("write", [atomic_write, atomic_path])
+def test_what_is_written_goes_where_the_block_began_wherever_the_working_directory_is_then(
+    tmp_path, monkeypatch, write
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with write("out") as there:
+        os.chdir("elsewhere")
+        there.write(b"x") if write is atomic_write else there.write_bytes(b"x")
+    assert (tmp_path / "out").read_bytes() == b"x"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "out"]

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import math
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from flytekitplugins_safedist.errors import FsIdentityError
-from flytekitplugins_safedist.fs.identity import Identity, current_identity
+from flytekitplugins_safedist.fs.identity import Identity, current_identity, timeout_s
 
 TORCH = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
 HOROVOD = {
@@ -29,6 +31,11 @@ def test_each_launchers_variables_name_the_same_rank(env):
 def test_no_variables_are_a_single_process():
     assert current_identity({"PATH": "/bin"}) == ALONE
     assert current_identity({"FLYTE_ATTEMPT_NUMBER": "2"}).attempt == 2
+
+
+def test_seconds_without_end_are_as_many_as_a_socket_takes():
+    with socket.socket() as sock:
+        sock.settimeout(timeout_s(math.inf) + 60)
 
 
 @pytest.mark.parametrize(

@@ -116,18 +116,6 @@ def test_the_deck_of_a_failed_task_is_uploaded(call):
     assert "later" in page
 
 
-def test_checkpoints_of_the_last_attempt_are_read_and_this_one_s_written(call, ranks_gate, tmp_path):
-    (tmp_path / "before").write_bytes(b"step 10")
-    ended = call(
-        "with_checkpoint",
-        kind="execute",
-        arguments=["--checkpoint-path", str(tmp_path / "now"), "--prev-checkpoint", str(tmp_path / "before")],
-    )
-    assert ended.code == 0, ended.err
-    assert ranks_gate.heard(2) == ["step 10", "step 10"]
-    assert [path.read_bytes() for path in (tmp_path / "now").iterdir()] == [b"step 20"]
-
-
 def test_secrets_and_the_execution_are_known_in_ranks(call):
     environment = {"_FSEC_VAULT_TOKEN": "hidden", "_UNION_VAULT_TOKEN": "hidden"}
     ended = call("with_secret", environment=environment)
@@ -138,7 +126,6 @@ def test_secrets_and_the_execution_are_known_in_ranks(call):
 @pytest.mark.parametrize(
     ("name", "inputs", "value"),
     [
-        ("double", {"x": 4}, 8),
         ("doubled_twice", {"x": 3}, 12),
         ("doubled_each", {"xs": [1, 5]}, [2, 10]),
         ("call_partial", {}, [11, 12]),
@@ -185,24 +172,12 @@ def test_objects_of_a_script_reach_the_processes_that_its_ranks_spawn(warm, tmp_
     assert "total 800" in ended.out, ended.err
 
 
-def test_a_lambda_at_module_level_works(call, ranks_gate):
-    assert call("nameless").value is None
-    assert sorted(ranks_gate.heard(2)) == ["lambda on rank 0", "lambda on rank 1"]
-
-
 def test_a_cached_task_does_not_run_again(call, ranks_gate):
     environment = {"FLYTE_LOCAL_CACHE_ENABLED": "true", "TEST_UNIQUE": uuid.uuid4().hex}
     ended = call("call_cached", environment=environment)
     assert ended.value == [2, 2]
     assert ranks_gate.heard(2) == ["ran", "ran"]
     assert ranks_gate.pending() == b""
-
-
-def test_a_function_inside_a_function_is_refused_with_the_reason(call):
-    """By flytekit itself: no container could import it."""
-    ended = call("call_nested")
-    assert "cannot be a nested/inner or local function" in str(ended.error)
-    assert "module level" in str(ended.error)
 
 
 def test_an_input_that_cannot_be_pickled_is_an_error_not_a_hang(call):

@@ -28,7 +28,7 @@ class Here(Meeting):
     """A corner of this process, without the server before it. Counts what it is asked."""
 
     def __init__(self) -> None:
-        super().__init__("127.0.0.1:1", "job", 0)
+        super().__init__("", "job", 0)
         self.calls: Counter[str] = Counter()
         self._counting = threading.Lock()  # a word that is new to it is no single step
         self._corner, self._loop = KeyValues(), asyncio.new_event_loop()
@@ -57,7 +57,8 @@ def meet(corner: Here, nodes: int, limits: Mapping[int, float]) -> dict[int, Pee
     """Those of *nodes* that come, and how many seconds each has."""
     with ThreadPoolExecutor(nodes) as pool:
         came = {
-            node: pool.submit(Peers, corner, node, nodes, time.monotonic() + limit) for node, limit in limits.items()
+            node: pool.submit(Peers, corner, node, nodes, time.monotonic() + limit, "127.0.0.1")
+            for node, limit in limits.items()
         }
     return {node: each.result() for node, each in came.items()}
 
@@ -74,12 +75,12 @@ def test_a_node_that_never_comes_is_named_by_all(corner: Here) -> None:
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(Peers, corner, 1, 3, time.monotonic() + LONG)
         assert corner.wait("safedist/preflight/at/1", LONG)
-        first = Peers(corner, 0, 3, time.monotonic() + 0.1)
+        first = Peers(corner, 0, 3, time.monotonic() + 0.1, "127.0.0.1")
     assert first.unreached == other.result().unreached == {2: "its checks have not begun"}
 
 
 def test_where_node_0_never_comes_it_alone_is_named(corner: Here) -> None:
-    assert Peers(corner, 1, 3, time.monotonic()).unreached == {0: "its checks have not begun"}
+    assert Peers(corner, 1, 3, time.monotonic(), "127.0.0.1").unreached == {0: "its checks have not begun"}
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -115,7 +116,7 @@ def test_dialling_ends_when_the_time_does(corner: Here) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=300) as silent:
         place = f"127.0.0.1 {silent.getsockname()[1]}"
         corner.set("safedist/preflight/at", json.dumps([place] * 300).encode())
-        unreached = Peers(corner, 1, 300, time.monotonic() + 1).unreached
+        unreached = Peers(corner, 1, 300, time.monotonic() + 1, "127.0.0.1").unreached
 
     assert len(unreached) == 299
     assert {why.rpartition(": ")[2] for why in unreached.values()} == {"timed out", "no time was left"}

@@ -14,20 +14,9 @@ from flytekitplugins_safedist.errors import NotInTaskError
 from flytekitplugins_safedist.hangs.waits import Steps
 from flytekitplugins_safedist.rank import context, shared_page
 from flytekitplugins_safedist.rank.context import RankContext, current_rank
+from tests.harness.outcomes import SIXTH, rank_at
 
-RANK = RankContext(
-    rank=5,
-    local_rank=1,
-    node_rank=2,
-    world_size=6,
-    local_world_size=2,
-    nnodes=3,
-    round=4,
-    attempt=7,
-    job="f0-1234",
-    scratch=Path("/scratch/round-4/rank-5"),
-    node_dir=Path("/scratch/node"),
-)
+RANK = rank_at(Path("/scratch/round-4/rank-5"), **SIXTH, node_dir=Path("/scratch/node"))
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +139,18 @@ def test_what_saves_is_seen_from_outside_and_nothing_happens_outside_a_rank(tmp_
         with context.saving():
             assert (agent.steps.is_saving, agent.steps.is_writing) == (True, True)
         assert (agent.steps.is_saving, agent.steps.is_writing) == (False, True)
+    assert not agent.steps.is_writing
+
+
+def test_of_two_that_write_the_last_to_leave_is_seen_whichever_began_first(tmp_path: Path) -> None:
+    agent = shared_page.make(tmp_path / "page")
+    page = shared_page.open_page(tmp_path / "page")
+    one, other = page.saving(background=True), page.saving(background=True)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert agent.steps.is_writing
+    other.__exit__(None, None, None)
     assert not agent.steps.is_writing
 
 

@@ -96,6 +96,13 @@ def test_a_task_at_module_level_travels_by_name() -> None:
     assert load(source_of(train, sys.modules)) is train
 
 
+def test_where_the_working_directory_is_gone_the_error_says_so_and_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(PayloadError, match=r"working directory of this process.*os\.chdir"):
+        source_of(train, sys.modules)
+
+
 def test_a_task_under_another_name_than_its_functions_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     module, renamed = sys.modules[__name__], train
     monkeypatch.delattr(module, "train")

@@ -32,29 +32,17 @@ from flytekitplugins_safedist.errors import (
 )
 from flytekitplugins_safedist.failures import Failure
 from flytekitplugins_safedist.rank import main, recording, shared_page
-from flytekitplugins_safedist.rank.context import RankContext
 from flytekitplugins_safedist.rank.fork import Reads, die_with_parent
 from flytekitplugins_safedist.rank.order import RankOrder
 from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status
 from flytekitplugins_safedist.rank.places import RankFiles
+from tests.harness.outcomes import SIXTH, rank_at
 from tests.harness.procs import DEADLINE
 
 
 def order(directory: Path, /, **environment: str) -> RankOrder:
     return RankOrder(
-        context=RankContext(
-            rank=5,
-            local_rank=1,
-            node_rank=2,
-            world_size=6,
-            local_world_size=2,
-            nnodes=3,
-            round=4,
-            attempt=7,
-            job="f0-1234",
-            scratch=directory / "rank-5",
-            node_dir=directory / "node",
-        ),
+        context=rank_at(directory / "rank-5", **SIXTH, node_dir=directory / "node"),
         environment=environment,
         files=RankFiles(directory / "5", directory / "5.fr"),
         log=directory / "5.log",

@@ -65,11 +65,22 @@ def take(directory: Path, *steps: Any, needed: bool = False, code: str = SAY, **
     [
         (THREAD, f"`import library` starts 1 thread(s) (one){LOCKS}"),
         (NATIVE, f"`import library` starts 1 thread(s) (native 'of-a-driver'){LOCKS}"),
+        (
+            NATIVE.replace("of-a-driver", r"caf\xe9"),
+            rf"`import library` starts 1 thread(s) (native 'caf\\xe9'){LOCKS}",
+        ),
         (CUDA.format(True), "`import library` initialises CUDA, which does not survive a fork"),
         (CUDA.format(False), None),
         ("import threading\nt = threading.Thread(target=int)\nt.start()\nt.join()\n", None),
     ],
-    ids=["a thread", "a native thread", "CUDA", "torch.cuda that was only imported", "a thread that has ended"],
+    ids=[
+        "a thread",
+        "a native thread",
+        "a native thread with a name of any bytes",
+        "CUDA",
+        "torch.cuda that was only imported",
+        "a thread that has ended",
+    ],
 )
 def test_what_makes_forking_unsafe_is_named_and_undone_where_ranks_can_import_it_themselves(tmp_path, source, why):
     steps = ("import before", "import library", "import behind")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,12 +19,12 @@ import pytest
 
 from flytekitplugins_safedist.errors import LaunchError
 from flytekitplugins_safedist.rank import shared_page
-from flytekitplugins_safedist.rank.context import RankContext
 from flytekitplugins_safedist.rank.order import JobOrder, RankOrder, TaskSource
 from flytekitplugins_safedist.rank.places import RankFiles
 from flytekitplugins_safedist.rank_server import client, launch
 from flytekitplugins_safedist.rank_server import server as served
 from flytekitplugins_safedist.rank_server.client import EndedRank, Imported, RankServer
+from tests.harness.outcomes import rank_at
 from tests.harness.procs import DEADLINE, ROOT, alive, until
 from tests.unit.rank.test_order import SNAPSHOT
 
@@ -47,21 +48,8 @@ def job(directory: Path) -> JobOrder:
 
 
 def order(directory: Path, name: str) -> RankOrder:
-    place = RankContext(
-        rank=0,
-        local_rank=0,
-        node_rank=0,
-        world_size=1,
-        local_world_size=1,
-        nnodes=1,
-        round=0,
-        attempt=0,
-        job="f0-1234",
-        scratch=directory,
-        node_dir=directory,
-    )
     return RankOrder(
-        context=place,
+        context=rank_at(directory),
         environment={**os.environ, "PYTHONPATH": str(ROOT)},
         files=RankFiles(directory / name, directory / f"{name}.fr"),
         log=directory / f"{name}.log",
@@ -287,3 +275,23 @@ def test_a_server_that_cannot_be_started_is_a_launch_error(monkeypatch: pytest.M
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(LaunchError, match=r"the rank server cannot be started.*/nowhere/python"):
         launch.launch({})
+
+
+def test_whoever_starts_a_server_may_have_a_thousand_files_open(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, before[0]), before[1]))
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        for _ in range(1030):  # FD_SETSIZE is 1024
+            held.enter_context(open(os.devnull))
+        with RankServer(launch.launch(os.environ)) as server:
+            (tmp_path / "site-packages").mkdir()
+            assert take(server, tmp_path, timeout=DEADLINE).failed == {}
+            assert server.fits(os.environ)
+
+
+@pytest.mark.parametrize("name", ["TZ", "LC_ALL", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_ARENA_MAX"])
+def test_what_an_interpreter_reads_as_it_starts_must_be_as_it_was_for_a_server_to_serve_again(server, tmp_path, name):
+    take(server, tmp_path, quiet="X = 1")
+    assert server.fits({**os.environ, "ANOTHER": "1"})
+    assert not server.fits({**os.environ, name: "1"})

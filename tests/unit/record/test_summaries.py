@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from prometheus_client import CollectorRegistry
 
@@ -136,7 +137,8 @@ def test_steps_that_are_told_are_counted_and_not_the_stages(rank):
         for _ in range(3):
             rank.now += 0.1
             rank.stage("micro", 0.0)
-        rank.recorder.progress(np.int64(100 + step), {"loss": np.float32(1.0 / (step + 1)), "none": None})
+        values = {"loss": np.float32(1.0 / (step + 1)), "none": None, "on meta": torch.ones(1, device="meta")}
+        rank.recorder.progress(np.int64(100 + step), values)
     seen = rank.read("returned")
     assert (seen.steps, seen.step) == (4, 104)
     assert seen.values == pytest.approx({"loss": 0.2}), "and what is no number is left out"

@@ -56,7 +56,7 @@ def test_a_node_knows_who_has_placed_it(operator: str) -> None:
 
 
 @pytest.mark.parametrize(("operator", "name"), pairs(NUMBERS))
-@pytest.mark.parametrize("text", ["x", "-1", "1.0", "²"])
+@pytest.mark.parametrize("text", ["x", "-1", "1.0", "²", "\u0661", "+1", " 1", "1_0"])
 def test_what_is_no_number_is_told_with_its_variable_and_its_operator(operator: str, name: str, text: str) -> None:
     said = told(operator, lambda env: env.update({name: text}))
     assert said.startswith(f"{name} of {NAMES[operator]} cannot be read [")
@@ -266,7 +266,9 @@ def test_a_refusal_says_what_was_seen_what_was_expected_and_the_next_step(case: 
 @pytest.mark.parametrize("case", NOTED)
 def test_what_a_user_would_not_think_is_told_in_one_sentence(case: str) -> None:
     env, wanted, text = NOTED[case]
-    assert from_env(env, wanted).notes == (text,)
+    topology = from_env(env, wanted)
+    assert topology.notes == (text,)
+    assert f"{topology.nproc_per_node} rank" in text
 
 
 @pytest.mark.parametrize("port", [1, 65535])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -85,30 +84,15 @@ def test_a_plain_machine_is_a_local_run_of_one_node() -> None:
     )
 
 
-def test_a_pod_whose_code_asks_for_what_was_registered_starts() -> None:
-    env = pytorchjob(0, 2, 4)
-    assert from_env(env, asked(2, 2, 4)).world_size == 8
-
-
-def test_a_local_run_of_a_task_for_many_nodes_says_that_it_is_smaller() -> None:
-    topology = from_env({}, asked(2, 2, 4))
-
-    assert topology.world_size == 4
-    assert topology.notes == ("a local run is one node: 4 ranks instead of 8 on 2 nodes",)
-
-
 def test_the_one_pod_of_a_one_node_task_needs_no_operator() -> None:
     topology = from_env(pinned(1, 8), asked(1, 1, 8))
 
     assert (topology.node_rank, topology.world_size, topology.source) == (0, 8, "single pod")
 
 
-@pytest.mark.parametrize("env", [pinned(2, 4), {"FLYTE_INTERNAL_EXECUTION_ID": "f1"}], ids=["pinned", "flyte"])
-def test_a_pod_of_many_without_an_operators_word_has_no_identity(env: dict[str, str]) -> None:
-    with pytest.raises(TopologyError, match="nothing says which node of the job this pod is") as caught:
-        from_env(env, asked(2, 2, 4))
-
-    assert "PyTorchJob" in str(caught.value)
+def test_a_pod_of_flytes_without_an_operators_word_has_no_identity() -> None:
+    with pytest.raises(TopologyError, match="nothing says which node of the job this pod is"):
+        from_env({"FLYTE_INTERNAL_EXECUTION_ID": "f1"}, asked(2, 2, 4))
 
 
 @pytest.mark.parametrize("rank", range(3))
@@ -154,54 +138,25 @@ def test_torchs_own_names_make_nobody_of_one_node_an_operators_pod() -> None:
 
 
 REFUSED = {
-    "two operators": (pytorchjob(0, 2, 4) | jobset(0, 2, 4), asked(2, 2, 4), "more than one operator"),
     "master and elastic": (pytorchjob(0, 2, 4) | elastic("2", 4), asked(2, 2, 4), "more than one operator"),
-    "rank beyond size": (pytorchjob(2, 2, 4), asked(2, 2, 4), "node rank 2; expected: 0 to 1"),
-    "pods differ": (pytorchjob(0, 2, 4) | pinned(3, 4), asked(3, 3, 4), "nnodes=2; expected: nnodes=3"),
-    "two ranks": (pytorchjob(0, 2, 4) | {"RANK": "1"}, asked(2, 2, 4), "RANK=1; expected: RANK=0"),
-    "negative": (pytorchjob(0, 2, 4) | {"PET_NODE_RANK": "-1"}, asked(2, 2, 4), "PET_NODE_RANK of PyTorchJob"),
-    "no master": (pytorchjob(0, 2, 4) | {"MASTER_ADDR": ""}, asked(2, 2, 4), "does not say MASTER_ADDR"),
-    "port": (pytorchjob(0, 2, 4) | {"MASTER_PORT": "70000"}, asked(2, 2, 4), "a TCP port"),
-    "nproc differs": (pytorchjob(0, 2, 4) | {"PET_NPROC_PER_NODE": "8"}, asked(2, 2, 4), "PET_NPROC_PER_NODE=8"),
     "fixed said, range asked": (
         pytorchjob(0, 2, 4) | pinned("2:4", 4),
         asked(2, 4, 4),
         "nnodes=2; expected: nnodes=2:4",
     ),
     "range said, fixed asked": (elastic("2:4", 4) | pinned(4, 4), asked(4, 4, 4), "nnodes=2:4; expected: nnodes=4"),
-    "elastic policy of one size": (elastic("4", 4), asked(4, 4, 4), "with a Master"),
-    "range unreadable": (elastic("2:", 4) | pinned("2:4", 4), asked(2, 4, 4), "MIN:MAX"),
-    "endpoint alone": (pinned(1, 4) | {"SAFEDIST_ENDPOINT": "a:1"}, asked(1, 1, 4), "no other node to meet"),
     "endpoint port": (pytorchjob(0, 2, 4) | {"SAFEDIST_ENDPOINT": "a:0"}, asked(2, 2, 4), "HOST:PORT"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_contradictions_are_refused_and_list_what_was_seen(case: str) -> None:
+def test_contradictions_are_refused(case: str) -> None:
     env, asked, text = REFUSED[case]
 
     with pytest.raises(TopologyError) as caught:
         from_env(env, asked)
 
     assert text in str(caught.value)
-    assert caught.value.where
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-
-
-def test_auto_ranks_need_a_pinned_number() -> None:
-    env = pytorchjob(0, 2, 4)
-    assert from_env(env, asked(2, 2, 4)).nproc_per_node == 4
-
-    del env["SAFEDIST_JOB"]
-    with pytest.raises(TopologyError, match="PET_NPROC_PER_NODE=auto leaves the number of ranks to each pod"):
-        from_env(env, asked(2, 2, 4))
-
-
-def test_a_trainjobs_number_of_processes_counts_cpus_and_is_not_used() -> None:
-    topology = from_env(trainjob(1, 2, 4) | {"PET_NPROC_PER_NODE": "16"}, asked(2, 2, 4))
-
-    assert (topology.node_rank, topology.nproc_per_node) == (1, 4)
-    assert "PET_NPROC_PER_NODE=16 of the TrainJob is not used" in topology.notes[0]
 
 
 def test_a_trainjob_that_was_not_registered_here_is_told_by_its_own_variables() -> None:
@@ -211,11 +166,6 @@ def test_a_trainjob_that_was_not_registered_here_is_told_by_its_own_variables() 
 
     assert (topology.source, topology.node_rank) == ("Kubeflow Trainer's TrainJob", 1)
     assert str(topology.endpoint) == "f1-node-0-0.f1:29500"
-
-
-def test_a_trainjob_whose_pod_has_another_index_than_rank_is_refused() -> None:
-    with pytest.raises(TopologyError, match="contradicts"):
-        from_env(trainjob(1, 2, 4) | {"JOB_COMPLETION_INDEX": "0"}, asked(2, 2, 4))
 
 
 def test_an_endpoint_that_the_user_set_wins() -> None:
@@ -230,12 +180,9 @@ def test_an_endpoint_that_the_user_set_wins() -> None:
 EIGHT = pinned(1, 8, gpus=8)
 
 
-@pytest.mark.parametrize("name", ["NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"])
-def test_fewer_gpus_than_ranks_were_registered_for_are_refused(name: str) -> None:
-    with pytest.raises(TopologyError, match="fewer GPUs than its 8 ranks were registered for") as caught:
-        from_env(EIGHT | {name: "GPU-1,GPU-2,GPU-3,GPU-4"}, asked(1, 1, 8))
-
-    assert caught.value.seen == "4 GPUs"
+def test_fewer_gpus_than_ranks_were_registered_for_are_refused() -> None:
+    with pytest.raises(TopologyError, match="fewer GPUs than its 8 ranks were registered for"):
+        from_env(EIGHT | {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2,GPU-3,GPU-4"}, asked(1, 1, 8))
 
 
 @pytest.mark.parametrize("listed", ["all", "void", "", "0,1,2,3,4,5,6,7"])
@@ -374,9 +321,3 @@ def test_any_text_gives_a_topology_within_the_asked_size_or_our_error(env: dict[
 def test_a_pod_with_a_gpu_for_all_that_was_asked_for_is_no_contradiction(gpus: int, nproc: int, here: int) -> None:
     env = {**pinned(1, nproc, gpus=gpus), "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(here)))}
     assert from_env(env, asked(1, 1, nproc)).nproc_per_node == nproc
-
-
-@pytest.mark.parametrize("rank", ["\u0661", "\u00b2", "+1", " 1", "1_0"])
-def test_only_plain_digits_are_a_number(rank: str) -> None:
-    with pytest.raises(TopologyError, match="PET_NODE_RANK of PyTorchJob cannot be read"):
-        from_env(pytorchjob(1, 2, 1) | {"PET_NODE_RANK": rank}, asked(2, 2, 1))

@@ -1,0 +1,77 @@
+"""The sign that a container leaves for the next one in its pod: whose it is, and what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.agent import life
+from flytekitplugins_safedist.agent.life import Life, pod_uid
+from flytekitplugins_safedist.coordinator.books import Memory
+
+UID = "5c9f2d0e-8a67-4b52-9f1e-0d3b6a7c8e21"
+KUBELETS = f"1522 1510 254:1 /var/lib/kubelet/pods/{UID}/etc-hosts /etc/hosts rw,relatime - ext4 /dev/vda1 rw"
+OTHERS = (
+    f"1523 1510 254:1 /var/lib/kubelet/pods/{UID}/containers/main/1f /dev/termination-log rw - ext4 /dev/vda1 rw\n"
+    "1524 1510 254:1 /var/lib/docker/containers/ab/hosts /etc/hosts rw,relatime - ext4 /dev/vda1 rw"
+)
+
+
+def shown(root: Path, mounts: str) -> Path:
+    """A root directory with what the kernel shows of mounts."""
+    file = root / "proc" / "self" / "mountinfo"
+    file.parent.mkdir(parents=True)
+    file.write_text(mounts + "\n")
+    return root
+
+
+@pytest.mark.parametrize(("mounts", "uid"), [(KUBELETS, UID), (OTHERS, None), ("", None)])
+def test_the_pod_is_known_by_the_kubelets_hosts_file_alone(tmp_path, mounts, uid):
+    assert pod_uid(shown(tmp_path, mounts)) == uid
+
+
+@pytest.mark.parametrize("missing", ["pod", "volume", "job"])
+def test_no_sign_is_left_where_it_is_no_pod_of_a_job_with_a_volume(tmp_path, missing):
+    root = shown(tmp_path, OTHERS if missing == "pod" else KUBELETS)
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    environment = {"SAFEDIST_JOB": "{}", "SAFEDIST_SCRATCH_ROOT": str(volume)}
+    environment.pop({"volume": "SAFEDIST_SCRATCH_ROOT", "job": "SAFEDIST_JOB"}.get(missing, ""), None)
+    life.begin(environment, root)
+    life.end(1)
+    assert list(volume.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"attempt": 1}', json.dumps({"attempt": "f-0", "starts": "x"})])
+def test_a_sign_that_cannot_be_read_is_none(tmp_path, damage):
+    root, volume = shown(tmp_path, KUBELETS), tmp_path / "volume"
+    volume.mkdir()
+    (volume / f".safedist-{UID}").write_text(damage)
+    life.begin({"SAFEDIST_JOB": "{}", "SAFEDIST_SCRATCH_ROOT": str(volume)}, root)
+    assert life.BEFORE.value is None
+    life.end(0)
+    assert list(volume.iterdir()) == []
+
+
+def test_starts_are_counted_and_an_orderly_end_is_told_with_its_status(tmp_path, caplog):
+    root, volume = shown(tmp_path, KUBELETS), tmp_path / "volume"
+    volume.mkdir()
+    environment = {"SAFEDIST_JOB": "{}", "SAFEDIST_SCRATCH_ROOT": str(volume)}
+    for _ in range(3):
+        life.begin(environment, root)
+        life.end(137)
+    before, life.BEFORE.value = life.BEFORE.value, None
+    assert before is not None
+    assert (before.starts, before.code) == (1, 137)
+    assert "started before (2 time(s)), and ended at " in caplog.text
+    assert "UTC with exit status 137" in caplog.text
+
+
+def test_memory_that_was_not_full_is_told_and_blamed_for_nothing():
+    text = str(Life("f-0", 0, 0.0, Memory(400 << 20, 800 << 20)))
+    assert text == (
+        "this container was started before (1 time(s)), and ended at 00:00:00 UTC without a verdict; its memory then: "
+        "400.0 MiB of 800.0 MiB in use"
+    )
