@@ -73,7 +73,7 @@ def test_probes_find_each_other_with_few_calls(corner: Here) -> None:
 def test_a_node_that_never_comes_is_named_by_all(corner: Here) -> None:
     """Node 0 gives it up first."""
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(Peers, corner, 1, 3, time.monotonic() + LONG)
+        other = pool.submit(Peers, corner, 1, 3, time.monotonic() + LONG, "127.0.0.1")
         assert corner.wait("safedist/preflight/at/1", LONG)
         first = Peers(corner, 0, 3, time.monotonic() + 0.1, "127.0.0.1")
     assert first.unreached == other.result().unreached == {2: "its checks have not begun"}
