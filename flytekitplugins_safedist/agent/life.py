@@ -130,10 +130,11 @@ def begin(environment: Mapping[str, str], root: Path = Path("/")) -> None:
         root: where ``proc`` lies; another one in tests.
     """
     volume, pod = environment.get(envvars.SCRATCH_ROOT), pod_uid(root)
-    if envvars.JOB not in environment or not volume or pod is None:
-        return
+    names = (envvars.JOB, envvars.FLYTE_EXECUTION_ID, envvars.FLYTE_ATTEMPT)
+    if not volume or pod is None or not all(environment.get(name) for name in names):
+        return  # no job's, or nobody says which pod or attempt: another one's sign must not pass for its own
     path = Path(volume) / f".safedist-{pod}"
-    attempt = f"{environment.get(envvars.FLYTE_EXECUTION_ID, '')}-{environment.get(envvars.FLYTE_ATTEMPT, '0')}"
+    attempt = f"{environment[envvars.FLYTE_EXECUTION_ID]}-{environment[envvars.FLYTE_ATTEMPT]}"
     before = _read(path, attempt)
     if before is not None:
         logger.warning(str(before))

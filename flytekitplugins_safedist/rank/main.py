@@ -326,10 +326,13 @@ def _waits_with_others(shared: RankPage, about: str) -> None:
 def _note_others() -> None:
     """Whether this rank has worked with others, as far as can be seen at its end: in a group that nobody has called us
     at, or by Horovod."""
-    began = [sys.modules.get(f"horovod.{name}") for name in ("torch", "tensorflow", "keras")]
-    if RECORDER.value is not None and (
-        torch_inside.process_groups() or any(each is not None and each.is_initialized() for each in began)
-    ):
+    if RECORDER.value is None:
+        return
+    try:
+        began = [sys.modules.get(f"horovod.{name}") for name in ("torch", "tensorflow", "keras")]
+        if torch_inside.process_groups() or any(each is not None and each.is_initialized() for each in began):
+            RECORDER.value.meet()
+    except Exception:  # of whatever the task has put in their place: nobody knows, and what it returned counts
         RECORDER.value.meet()
 
 

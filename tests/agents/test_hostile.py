@@ -39,6 +39,12 @@ def test_ranks_that_clear_their_environment_are_ranks_all_the_same(warm, tmp_pat
     assert ended.value == [1, 2], "who works once for all, and the ranks of a save"
 
 
+def test_what_a_rank_returns_counts_whatever_it_has_put_in_the_place_of_a_library(warm, tmp_path):
+    """At its end it is looked whether ranks have met: nothing of that may cost the result."""
+    ended = warm.run("job_hostile:stands_in", tmp_path / "job")
+    assert ended.value == [1], ended.err
+
+
 def test_a_child_that_is_forked_at_import_and_comes_back_from_it_is_nobody(warm, tmp_path):
     """Not a second rank."""
     options = {"kind": "execute", "environment": {"TEST_BROKEN": "in a child"}}

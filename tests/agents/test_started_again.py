@@ -99,7 +99,11 @@ def test_a_container_that_was_ended_for_its_memory_says_so_when_it_is_started_ag
     (pod.root / "volume").mkdir()
     pod.environment = {
         **registered(nproc_per_node=1),
-        **{"SAFEDIST_SCRATCH_ROOT": str(pod.root / "volume"), "FLYTE_INTERNAL_EXECUTION_ID": "f1"},
+        **{
+            "SAFEDIST_SCRATCH_ROOT": str(pod.root / "volume"),
+            "FLYTE_INTERNAL_EXECUTION_ID": "f1",
+            "FLYTE_ATTEMPT_NUMBER": "0",
+        },
         **{"TEST_MARK": str(tmp_path / "mark"), "TEST_GROUP": str(group), "TEST_LIMIT": str(LIMIT)},
     }
     ended_for_its_memory(group, pod, in_pod(tmp_path, uid, group))

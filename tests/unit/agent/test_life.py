@@ -32,13 +32,25 @@ def test_the_pod_is_known_by_the_kubelets_hosts_file_alone(tmp_path, mounts, uid
     assert pod_uid(shown(tmp_path, mounts)) == uid
 
 
-@pytest.mark.parametrize("missing", ["pod", "volume", "job"])
+NAMES = {
+    "volume": "SAFEDIST_SCRATCH_ROOT",
+    "job": "SAFEDIST_JOB",
+    "execution": "FLYTE_INTERNAL_EXECUTION_ID",
+    "attempt": "FLYTE_ATTEMPT_NUMBER",
+}
+
+
+def of_pod(volume: Path) -> dict[str, str]:
+    return dict(zip(NAMES.values(), (str(volume), "{}", "f1", "0"), strict=True))
+
+
+@pytest.mark.parametrize("missing", ["pod", *NAMES])
 def test_no_sign_is_left_where_it_is_no_pod_of_a_job_with_a_volume(tmp_path, missing):
     root = shown(tmp_path, OTHERS if missing == "pod" else KUBELETS)
     volume = tmp_path / "volume"
     volume.mkdir()
-    environment = {"SAFEDIST_JOB": "{}", "SAFEDIST_SCRATCH_ROOT": str(volume)}
-    environment.pop({"volume": "SAFEDIST_SCRATCH_ROOT", "job": "SAFEDIST_JOB"}.get(missing, ""), None)
+    environment = of_pod(volume)
+    environment.pop(NAMES.get(missing, ""), None)
     life.begin(environment, root)
     life.end(1)
     assert list(volume.iterdir()) == []
@@ -49,7 +61,7 @@ def test_a_sign_that_cannot_be_read_is_none(tmp_path, damage):
     root, volume = shown(tmp_path, KUBELETS), tmp_path / "volume"
     volume.mkdir()
     (volume / f".safedist-{UID}").write_text(damage)
-    life.begin({"SAFEDIST_JOB": "{}", "SAFEDIST_SCRATCH_ROOT": str(volume)}, root)
+    life.begin(of_pod(volume), root)
     assert life.BEFORE.value is None
     life.end(0)
     assert list(volume.iterdir()) == []
@@ -58,7 +70,7 @@ def test_a_sign_that_cannot_be_read_is_none(tmp_path, damage):
 def test_starts_are_counted_and_an_orderly_end_is_told_with_its_status(tmp_path, caplog):
     root, volume = shown(tmp_path, KUBELETS), tmp_path / "volume"
     volume.mkdir()
-    environment = {"SAFEDIST_JOB": "{}", "SAFEDIST_SCRATCH_ROOT": str(volume)}
+    environment = of_pod(volume)
     for _ in range(3):
         life.begin(environment, root)
         life.end(137)

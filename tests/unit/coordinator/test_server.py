@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -44,6 +43,7 @@ from flytekitplugins_safedist.hangs.stacks import Frame
 from flytekitplugins_safedist.hangs.waits import Wait
 from flytekitplugins_safedist.meeting import Meeting
 from flytekitplugins_safedist.topology import Endpoint
+from tests.harness.procs import until
 
 RULES = Rules("job", 2, 2, heartbeat=6, grace=60)
 
@@ -558,8 +558,7 @@ def test_a_rank_that_calls_while_no_leader_is_there_is_answered_when_there_is_on
     node_1.link._shut()
     heard(node_1.inbox, LinkLost)
     counts = call(lambda: keys.add("count", 1))
-    while not node_1.link.place._calls:
-        time.sleep(0.001)
+    until(lambda: node_1.link.place._calls, "the call is on its way")
     node_1.link.begin(node_1.status)
     assert counts.result(30) == 1
 
@@ -567,15 +566,13 @@ def test_a_rank_that_calls_while_no_leader_is_there_is_answered_when_there_is_on
 def test_a_rank_that_waits_hears_that_its_round_is_over_and_that_its_agent_has_ended(node_1, keys) -> None:
     place = node_1.link.place
     waits = waiting(keys, "key")
-    while not place._calls:
-        time.sleep(0.001)
+    until(lambda: place._calls, "the call is on its way")
     place.open(node_1.status.round, 1)
     with pytest.raises(FsIoError, match="the round of this rank is over"):
         waits.result(30)
     keys = Meeting(keys.where, "job", 1)
     waits = waiting(keys, "key")
-    while not place._calls:
-        time.sleep(0.001)
+    until(lambda: place._calls, "the call is on its way")
     place.close()
     with pytest.raises(FsIoError, match="see why this node's agent has ended"):
         waits.result(30)
