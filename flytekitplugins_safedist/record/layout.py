@@ -8,6 +8,7 @@ event ahead of the number beside it.
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 from collections.abc import Iterator
 from contextlib import suppress
@@ -145,14 +146,15 @@ def read(memory: memoryview, rank: int, *, since: float, until: float, how: str)
         until: when it ended; or now.
         how: see :class:`.RankSummary`.
     """
-    summary = RankSummary(rank, since, until, how)
     noted = RankMemory.from_buffer_copy(memory)
-    if noted.version == VERSION and math.isfinite(noted.began):
-        with suppress(ValueError, OverflowError):  # what code of the task may write there: no numbers
-            _fill(summary, noted)
-    else:
-        summary.phases = [("start", 0.0, max(0.0, until - since))]
-    return summary
+    if noted.version != VERSION or not math.isfinite(noted.began):
+        return RankSummary(rank, since, until, how, phases=[("start", 0.0, max(0.0, until - since))])
+    with suppress(ValueError, ArithmeticError):  # what code of the task may write there: no numbers
+        summary = RankSummary(rank, since, until, how)
+        _fill(summary, noted)
+        json.dumps(summary.to_dict(), allow_nan=False)
+        return summary
+    return RankSummary(rank, since, until, how)
 
 
 def _fill(summary: RankSummary, noted: RankMemory) -> None:

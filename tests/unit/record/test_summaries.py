@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import random
 import re
+import struct
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -178,6 +180,24 @@ def test_memory_that_code_of_the_task_has_written_over_harms_nobody(damage):
     seen = layout.read(memory, 3, since=1.0, until=2.0, how="SIGKILL")
     assert "train" in shown(job(seen))
     summary.packed(job(seen), 1 << 20)
+
+
+def test_numbers_of_a_rank_that_are_none_harm_nobody() -> None:
+    """Its code has written over some of them, here and there."""
+    chance = random.Random(7)
+    numbers = [b"\0" * 8, b"\xff" * 8, *(struct.pack("d", each) for each in (math.nan, math.inf, -1.0, 5e-324))]
+    for _ in range(1000):
+        memory = bytearray(layout.SIZE)
+        of_rank = layout.of(memoryview(memory))
+        of_rank.clear(1000.0)
+        of_rank.steps, of_rank.saved, of_rank.every = 3, 2, chance.choice([1.0, 0.0, math.nan])
+        for at in chance.choices(range(8, layout.SIZE - 8, 8), k=chance.choice([1, 30, 1000])):
+            memory[at : at + 8] = chance.choice(numbers)
+        how = chance.choice(["returned", "running"])
+        seen = layout.read(memoryview(memory), 3, since=999.0, until=2000.0, how=how)
+        assert layout.stall_seconds(memoryview(memory), 2000.0) is not None
+        assert "train" in shown(job(seen))
+        summary.packed(job(seen), 1 << 20)
 
 
 def test_outside_a_rank_a_stage_is_nothing() -> None:
