@@ -115,6 +115,7 @@ class NodePolicy:
         self._wake(now)
         if self._cut is None:
             self._cut = now
+            self._watch.forget()  # what the leader renewed before it was lost is no sign that it lives
             self._out.append(Say(f"node 0 cannot be heard ({why}); waiting for its replacement"))
         self._want = None
         self._note(self._books)
@@ -253,7 +254,8 @@ class NodePolicy:
         self._wake(now)
         if look.since <= self._woke or self._exit is not None:
             return self._acts(now)
-        self._watch.on_look(look.sign, now)
+        if self._cut is not None and look.since >= self._cut:
+            self._watch.on_look(look.sign, now)
         is_mine = look.sign is None or look.sign.leader <= self.status.leader
         cut = now - self._cut if self._cut is not None else 0.0
         if look.is_decided:

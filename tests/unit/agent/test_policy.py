@@ -263,6 +263,22 @@ def test_where_no_leader_comes_and_no_sign_is_fresh_a_node_ends_the_job(sign):
     ]
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["looked before", "a look was under way"])
+def test_what_the_leader_renewed_before_it_was_lost_is_no_sign_that_it_lives(late):
+    node = Node()
+    node.look(Sign(LEADER, 3))
+    node.run()
+    began = node.now
+    node.wait(1)
+    node.take(node.it.on_disconnect("reset", node.now))
+    if late:
+        node.look(Sign(LEADER, 4), since=began)
+    node.wait(RULES.grace + 0.5)
+    node.take(node.it.on_quiet((), node.now))
+    (upload,) = until_it_gives_up(node, Sign(LEADER, 7))
+    assert upload.verdict.kind == "missing"
+
+
 def test_where_the_books_come_to_an_end_it_is_that():
     node = Node(replace(RULES, max_restarts=0))
     node.stop(round=FIRST, books=Books(FIRST, 3).noting(Outcome(FIRST, OWN)))
