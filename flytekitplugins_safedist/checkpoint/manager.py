@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary, ref
 
 from ..compat import before_threads_end
-from ..errors import CheckpointError, ConfigError, NotInTaskError, Problem
+from ..errors import CheckpointError, ConfigError, NotInTaskError, Problem, SafedistError
 from ..fs.identity import known_identity
 from ..rank import context
 from ..record.writer import RECORDER
@@ -455,22 +455,29 @@ class Checkpoints:
         """Write this rank's part, and in rank 0 commit the save. A collective of the threads that write."""
         from . import dcp
 
-        ranks, began, table = self._meet(), time.monotonic(), list[int]()
+        ranks, began, table, committed = self._meet(), time.monotonic(), list[int](), list[str]()
+        part = dcp.part_of(ranks.rank)
         if failure is None and self._buffers is not None:
-            part, copies = dcp.part_of(ranks.rank), self._buffers.copies
+            copies = self._buffers.copies
             failure = failure_of(lambda: table.extend(dcp.write(copies, store, name, part)))
 
         def commit(tables: Sequence[list[int]]) -> None:
             dcp.commit(store, name, draft, {dcp.part_of(rank): each for rank, each in enumerate(tables) if each})
+            committed.append(name)
 
         try:
             ranks.agree("the save", table, commit, failure=failure, writing=True)
         except Exception as error:
-            self._say(
-                f"the save of step {draft.step} failed, what was committed before stays: {error}", logging.WARNING
-            )
-            part = dcp.part_of(ranks.rank)
-            self._clear(lambda: saves.discard(store, name) if ranks.rank == 0 else store.withdraw(name, part))
+            # Whoever was not told that the save failed leaves its part: rank 0 may be gone, or cut off, after the
+            # commit, and the save is whole.
+            told = failure is not None or (isinstance(error, SafedistError) and error.of_another)
+            if ranks.rank == 0 and not committed:
+                self._say(
+                    f"the save of step {draft.step} failed, what was committed before stays: {error}", logging.WARNING
+                )
+                self._clear(lambda: saves.discard(store, name))
+            elif ranks.rank and told:
+                self._clear(lambda: store.withdraw(name, part))
             raise
         self.latest = self._saved = draft.step
         self._count += 1

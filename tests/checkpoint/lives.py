@@ -158,8 +158,11 @@ def _strike(directory: Path, kill: Kill) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def lived(life: Life, places: Sequence[str], env: Mapping[str, str], *, within: float = 240.0) -> list[Outcome]:
-    """A life without an agent: one process for each of ``places``. When one is killed the others are, too."""
+def lived(
+    life: Life, places: Sequence[str], env: Mapping[str, str], *, within: float = 240.0, together: bool = True
+) -> list[Outcome]:
+    """A life without an agent: one process for each of ``places``. When one is killed the others are, too; where they
+    do not die ``together``, each comes to its own end."""
     for path in life.directory.glob("rank-*.pid"):
         path.unlink()
     meeting, count = meeting_point(), len(places)
@@ -173,7 +176,8 @@ def lived(life: Life, places: Sequence[str], env: Mapping[str, str], *, within: 
         while running:
             connection.wait([rank._process.sentinel for rank in running], timeout=deadline - time.monotonic())
             running = [rank for rank in running if rank._process.is_alive()]
-            if time.monotonic() > deadline or any(rank._process.exitcode == -signal.SIGKILL for rank in ranks):
+            killed = together and any(rank._process.exitcode == -signal.SIGKILL for rank in ranks)
+            if killed or time.monotonic() > deadline:
                 break
         hung = time.monotonic() > deadline
     finally:

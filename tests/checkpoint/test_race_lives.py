@@ -44,6 +44,15 @@ def test_sharded_saves_of_two_ranks(tmp_path, rank):
     assert ledger.count("struck") == len(every_point(rank))
 
 
+def test_a_save_that_rank_0_has_committed_stays_where_the_others_only_see_that_it_is_gone(tmp_path):
+    places = [str(tmp_path / "place")] * 2
+    kill = Kill("rank", 0, points.COMMITTED, 2)
+    first = lived(Life(1, "", tmp_path, sharded=True, kill=kill), places, {}, together=False)
+    assert [one.kind for one in first] == ["died", "error"]
+    lived(Life(2, "", tmp_path, sharded=True, steps=0), places, {})
+    assert faults((tmp_path / "ledger").read_text()) == []
+
+
 @pytest.mark.parametrize(
     ("ledger", "fault"),
     [
