@@ -108,6 +108,7 @@ def safedist(task: str) -> Callable[[int, int, Path], Command]:
                 backend="horovod" if task == "safe_horovod" else "torch",
                 nodes=str(NODES),
                 nproc_per_node=RANKS_PER_NODE,
+                max_restarts=1,
             ),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),

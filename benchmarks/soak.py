@@ -125,7 +125,20 @@ class Job:
         nodes = "2" if self.run.task.endswith("fixed") else "2:3"
         environment = {
             "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
-            **registered(nodes=nodes, nproc_per_node=2, backend="horovod" if "horovod" in self.run.task else "torch"),
+            **registered(
+                nodes=nodes,
+                nproc_per_node=2,
+                backend="horovod" if "horovod" in self.run.task else "torch",
+                max_restarts=1,  # as job_soak's tasks ask for
+                timeouts={
+                    "stop": 1.0,
+                    "exit": 5.0,
+                    "heartbeat": 8.0,
+                    "rendezvous": 90.0,
+                    "upload": 90.0,
+                    "start": 90.0,
+                },
+            ),
             "TEST_FAULT": json.dumps(self.fault),
             **(self._fixed(pod) if self.run.task.endswith("fixed") else self._range(pod)),
             **({"TEST_GATE": "1", **self.gated.environment} if self.gated is not None else {}),

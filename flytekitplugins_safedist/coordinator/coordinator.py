@@ -168,8 +168,11 @@ class Coordinator:
         """The store was looked at."""
         self._wake(now)
         self.is_decided = self.is_decided or look.is_decided
-        if not self.lead.term and look.sign is not None and self.me in self._cannot:
-            self._retire("node 0 cannot begin, and another process has led this job", now)
+        trouble = "cannot begin" if self.me in self._cannot else ""
+        if self._paused > float("-inf"):  # who has led it meanwhile is perhaps the newer one, and is well
+            trouble = trouble or "stood still before it began"
+        if trouble and not self.lead.term and look.sign is not None:
+            self._retire(f"node 0 {trouble}, and another process has led this job", now)
         elif not self.is_retired and (why := self.lead.on_look(look)):
             self._retire(why, now)
         return self._answer(now)

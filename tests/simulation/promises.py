@@ -46,6 +46,7 @@ class Promises:
             leader.runs
             and not course.runs
             and not leads.is_retired
+            and not leads.lead.in_doubt  # another one has perhaps ended it
             and course.verdict is None
             and not course.is_decided
         ):

@@ -634,6 +634,21 @@ def test_a_leader_that_stood_still_begins_and_ends_nothing_before_a_new_look():
     assert job.members == set("abc")
 
 
+def test_a_node_0_that_stood_still_before_it_led_leaves_the_job_to_who_has_led_it_meanwhile():
+    newer = begun()
+    job = Job(FIXED, "a0", newer.sign, leads=False)
+    job.come("a0", node=0)
+    job.pause(FIXED.grace + 1)
+    job.look()
+    assert job.left("a0") == "node 0 stood still before it began, and another process has led this job"
+    assert job.sign == newer.sign, "it does not sign"
+    job = Job(FIXED, "a0", leads=False)
+    job.come("a0", node=0)
+    job.pause(FIXED.grace + 1)
+    job.lead()
+    assert not job.it.is_retired, "nobody has led it"
+
+
 def test_a_leader_that_cannot_read_the_store_for_too_long_leaves_undecided():
     job = begun()
     job.pause(FIXED.grace + 1)
