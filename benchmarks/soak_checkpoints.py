@@ -5,7 +5,8 @@ and with lost replies (tests/harness/fusefs.py), or S3 (moto's server, behind a 
 sharded or not, and the number of ranks changes from life to life; some jobs have an agent, which starts killed ranks
 again.
 Each life is killed at a point of a save, at a call of the writing thread to the file system, or at any time, and the
-next one resumes. Every state that is resumed must be of one save, and never older than the last committed one.
+next one resumes. Where it is rank 0 alone, in every other life the others live on, and only see that it is gone. Every
+state that is resumed must be of one save, and never older than the last committed one.
 
     python benchmarks/soak_checkpoints.py --runs 120
     python benchmarks/soak_checkpoints.py --seed 7 --only 31       # the 32nd run of that seed again
@@ -222,7 +223,8 @@ def carried_out(run: Run, directory: Path, warm: Warm) -> str:
             if run.agent:
                 _with_agent(life, nodes[0], site, warm)
             else:
-                _without(life, nodes, site)
+                lives_on = kill.whom == "rank" and kill.rank == 0 and number % 2 == 1
+                _without(life, nodes, site, together=not lives_on)
             assert f"resumed {life.number} " in _ledger(directory), f"life {life.number} could not resume"
             if _ledger(directory).count("struck") > before:
                 counted += ["in-a-save"] * (_ledger(directory).count("struck saving") > saving)
@@ -258,8 +260,8 @@ def _with_agent(life: Life, place: str, site: Site, warm: Warm) -> None:
     assert ended.left == [], ended.left
 
 
-def _without(life: Life, nodes: list[str], site: Site) -> None:
-    outcomes = lived(life, nodes, site.environment)
+def _without(life: Life, nodes: list[str], site: Site, *, together: bool) -> None:
+    outcomes = lived(life, nodes, site.environment, together=together)
     assert "hung" not in {one.kind for one in outcomes}, outcomes
     # A save may fail for good on a file system that loses replies; the ranks say so at their end.
     assert isinstance(site, Lying) or "struck" in _ledger(life.directory) or {one.kind for one in outcomes} == {"value"}

@@ -116,8 +116,8 @@ JOBSET_NPROC_PER_NODE = "NPROC_PER_NODE"
 
 # --- file-system helpers (fs): ours, settable by users -------------------------------------------------------------
 MEETING = "SAFEDIST_MEETING"
-"""Set in the ranks of a job of several: where the job's coordinator keeps what ranks tell each other (``host:port``, or
-``unix:`` and a path). Not torchrun's agent store: a user's own store would meet ours in it."""
+"""Set in the ranks of a job of several: the socket at which their agent carries what ranks tell each other to the job's
+leader. Not torchrun's agent store: a user's own store would meet ours in it."""
 ROUND = "SAFEDIST_ROUND"
 """Set in every rank: which launch of the ranks this is, from 0."""
 FS_TIMEOUT = "SAFEDIST_FS_TIMEOUT"

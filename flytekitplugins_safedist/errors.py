@@ -271,6 +271,11 @@ class FsIoError(FsError):
     """The file system or its server failed (EIO and its like), also after the retries that could have helped."""
 
 
+class MeetingLostError(FsIoError):
+    """This rank cannot ask the other ranks of its job any more: its round is over, or its agent has ended. It is no
+    failure's cause."""
+
+
 class FsUnsupportedError(FsError):
     """The file system lacks an operation without which the promise cannot be kept (hard links, exclusive rename)."""
 

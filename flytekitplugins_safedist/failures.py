@@ -94,9 +94,6 @@ class Row:
     hint: str = ""
 
 
-_MORE_SHARED_MEMORY = (
-    "give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time"
-)
 ROWS: dict[Failure, Row] = {
     Failure.OWN: Row(
         "a rank raises",
@@ -167,7 +164,7 @@ ROWS: dict[Failure, Row] = {
         "that, and torch's words",
         codes="`USER:RuntimeError`",
         opening="rank {rank} found the node's shared memory (/dev/shm) full.\n\n",
-        hint=_MORE_SHARED_MEMORY,
+        hint="give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time",
     ),
     Failure.PEER_LOST: Row(
         "all failed ranks failed only because they lost the connection to another rank",
@@ -177,7 +174,7 @@ ROWS: dict[Failure, Row] = {
         "USER:PeersLost",
         echo=4,
         opening="every rank that failed had only lost its connection to another one: none failed by itself, and no "
-        "node was lost. The first to lose one:\n\n",
+        "node was lost. The first to lose one: ",
     ),
     Failure.NOT_MET: Row(
         "the ranks do not come together in `init_process_group` (in a store of their own, or one of an earlier round)",
@@ -186,7 +183,7 @@ ROWS: dict[Failure, Row] = {
         "USER:RanksNotMet",
         echo=4,
         opening="the ranks did not come together in init_process_group, and none failed otherwise. The first to give "
-        "up:\n\n",
+        "up: ",
         hint="call init_process_group() without world_size, rank and init_method (the ranks have them in their "
         "variables), in every rank; a file:// or a store of an earlier round does not bring them together again",
     ),
@@ -288,6 +285,7 @@ _OF_CLASS: dict[str, Failure] = {
         f"{_OURS}errors.{name}": failure
         for failure, names in {
             Failure.OWN: ("CodeNotFoundError",),
+            Failure.PEER_LOST: ("MeetingLostError",),
             Failure.STORAGE: ("StagingError", "StorageError"),
             Failure.NODE_DISK: ("StaleHandleError", "FsIoError"),
             Failure.NOT_STARTED: ("LaunchError",),
@@ -630,7 +628,7 @@ _OF_CUDA = ("RuntimeError", "AcceleratorError")
 def of_link(link: ChainLink) -> Failure | None:
     """What one exception says of collectives: MISTAKE, PEER_LOST, NOT_MET or TIMED_OUT; None for anything else."""
     if link.type not in _CLASSES:
-        return None
+        return Failure.PEER_LOST if f"{_OURS}errors.MeetingLostError" in link.kinds else None
     text = link.message
     if link.type not in _OF_COLLECTIVES_BY_CLASS and _OF_COLLECTIVES.search(text) is None:
         return None

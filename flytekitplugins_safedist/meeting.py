@@ -17,11 +17,12 @@ from contextlib import suppress
 from typing import Any
 
 from . import envvars, frames
-from .errors import FsIoError, FsTimeoutError, TopologyError
+from .errors import MeetingLostError, TopologyError
 from .handoff import Slot
 
-_ANSWER_SECONDS = 30.0
-"""For an answer that waits for nobody; the coordinator's process may be paused for a moment."""
+_ANSWER_SECONDS = 600.0
+"""For an answer. The agent that is asked ends its ranks when it has lost the leader (``Timeouts.heartbeat``): a rank
+that gave up before that would end a job of which one machine has only paused."""
 
 
 class Meeting:
@@ -42,8 +43,7 @@ class Meeting:
         """Write a value.
 
         Raises:
-            FsIoError: the corner is gone: this node's agent has ended, or the round has.
-            FsTimeoutError: it does not answer.
+            MeetingLostError: the corner is gone, or does not answer: this node's agent has ended, or the round has.
         """
         self._call({"op": "set", "key": key}, value)
 
@@ -90,12 +90,7 @@ class Meeting:
             if sock is not None:
                 _close(sock)
             if isinstance(error, TimeoutError):
-                raise FsTimeoutError(
-                    "the place where ranks meet does not answer",
-                    where={"address": self.where, "key": head["key"]},
-                    seen=f"nothing within {seconds + _ANSWER_SECONDS:g} s",
-                    hint="see whether node 0's agent is frozen, or cut off from this node",
-                ) from error
+                raise self._gone(f"no answer within {seconds + _ANSWER_SECONDS:g} s") from error
             if isinstance(error, (OSError, ValueError)):
                 raise self._gone(str(error) or type(error).__name__) from error
             raise
@@ -106,8 +101,8 @@ class Meeting:
         self._of_thread.mine = (os.getpid(), sock)
         return answer
 
-    def _gone(self, seen: str) -> FsIoError:
-        return FsIoError(
+    def _gone(self, seen: str) -> MeetingLostError:
+        return MeetingLostError(
             "the place where ranks meet is gone",
             where={"address": self.where},
             seen=seen,

@@ -173,6 +173,8 @@ def end() -> NoReturn:
 def _undecided() -> int:
     if _PROCESS.requested_at is not None:
         text = "told to stop by SIGTERM before this attempt had a verdict: nothing is wrong with the task"
+        if _PROCESS.phase is Phase.VERDICT:
+            text = "told to stop by SIGTERM, and the grace period is over before the upload of this attempt's verdict"
         termination.say(text, alone=True)
     return EXIT_UNDECIDED
 

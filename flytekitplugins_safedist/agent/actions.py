@@ -12,7 +12,7 @@ from ..coordinator.messages import HangNotice
 
 @dataclass(frozen=True)
 class MakeOffer:
-    """Have ready what the ranks of the next round meet at (ports that are kept free): ``on_offer``."""
+    """Have ready what the ranks of the next round meet at (ports that are kept free): the fact ``offer``."""
 
     after: Round
 
@@ -47,14 +47,14 @@ class EndRanks:
 
 @dataclass(frozen=True)
 class CallRanks:
-    """For a save: each says the first step that it has not passed, and does not pass it: ``on_floor``."""
+    """For a save: each says the first step that it has not passed, and does not pass it: ``floor``."""
 
     call: int
 
 
 @dataclass(frozen=True)
 class SaveAt:
-    """All ranks save at this step, and ``on_save``; -1: none saves by steps. ``is_urgent``: a node is told to stop."""
+    """All ranks save at this step: ``saved``; -1: none saves by steps. ``is_urgent``: a node is told to stop."""
 
     call: int
     step: int
@@ -63,7 +63,7 @@ class SaveAt:
 
 @dataclass(frozen=True)
 class TakePicture:
-    """Of this node's ranks, for a look at a job that may hang; put it where the coordinator is, then ``on_picture``."""
+    """Of this node's ranks, for a look at a job that may hang; put it where the coordinator is: ``looked``."""
 
     look: int
 
@@ -83,7 +83,8 @@ class LookAtStore:
 
 @dataclass(frozen=True)
 class Upload:
-    """Put the verdict, unless one is there: ``on_upload``."""
+    """End this process by putting the verdict, unless one is there: exit 0, or undecided where the store does not take
+    it. No rank is left then."""
 
     verdict: Verdict
 
@@ -102,7 +103,8 @@ class Say:
 
 @dataclass(frozen=True)
 class Exit:
-    """End this process; no rank is left. ``code`` 0: the attempt's verdict is in the store."""
+    """End this process; no rank is left. ``code`` 0: the attempt's verdict is in the store; the leader tells the others
+    before it is gone."""
 
     code: int
     why: str

@@ -11,15 +11,12 @@ import logging
 import os
 import socket
 import time
-import traceback
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from .. import envvars, lastwords, stopping, topology
-from ..config.options import Preflight, Timeouts
 from ..config.registered import Registered
 from ..coordinator.books import NO_ROUND
 from ..coordinator.messages import Status as NodeStatus
@@ -30,14 +27,15 @@ from ..failures import Failure
 from ..rank import recording, task_context
 from ..rank.outcome import NO_RANK, RankOutcome, Status
 from ..store.patience import within
-from ..texts import ask, named
+from ..texts import named
 from ..topology import Topology
-from . import ending, reports
+from . import ending
 from .actions import Exit
 from .leader_store import ANSWER_SECONDS, RENEW_SECONDS, LeaderStore, NoStore
 from .loop import Loop
 from .membership import Membership
 from .rank_set import KILL_SECONDS, SETTLE_SECONDS
+from .verdict import cause_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,32 +51,27 @@ class Attempt:
 
     Attributes:
         topology: this node's place.
-        timeouts: how long nodes wait for each other.
-        max_restarts, max_replacements: the budgets of the whole job.
-        preflight: as configured.
+        settings: the job's.
         flyte: what flytekit knows of it.
         run_id: names it; the same on every node.
     """
 
     topology: Topology
-    timeouts: Timeouts
-    max_restarts: int
-    max_replacements: int
-    preflight: Preflight | None
+    settings: Registered
     flyte: task_context.FlyteSnapshot
     run_id: str
 
     def rules(self) -> Rules:
         """What the coordinator of this job goes by."""
-        place, timeouts = self.topology, self.timeouts
+        place, settings, timeouts = self.topology, self.settings, self.settings.timeouts
         return Rules(
             self.run_id,
             place.min_nodes,
             place.max_nodes,
             is_fixed=not place.is_elastic,
-            max_restarts=self.max_restarts,
-            max_replacements=self.max_replacements,
-            checks=self.preflight is not None,
+            max_restarts=settings.max_restarts,
+            max_replacements=settings.max_replacements,
+            checks=settings.preflight is not None,
             rendezvous=timeouts.rendezvous,
             heartbeat=timeouts.heartbeat,
             settle=SETTLE_SECONDS,
@@ -124,7 +117,7 @@ def _of_node(flyte: task_context.FlyteSnapshot) -> str:
     return f"{flyte.execution_id[2]}-{hashlib.sha256(of_node.encode()).hexdigest()[:8]}"
 
 
-def of_no_task(error: Exception, environment: Mapping[str, str]) -> None:
+def of_no_task(error: SafedistError, environment: Mapping[str, str]) -> None:
     """Deal with a task that has no inputs here, or with a pod that is not as it was registered: where this returns, the
     error is for this node to upload.
 
@@ -136,17 +129,15 @@ def of_no_task(error: Exception, environment: Mapping[str, str]) -> None:
         SystemExit: another node uploads (code 0); or this node alone is in trouble, or cannot tell anybody (code 1).
     """
     attempt = _attempt(environment)
-    if attempt is None or attempt.topology.max_nodes == 1:
+    if attempt is None:
         return  # a task that is none of ours, or nobody knows which node this is: it says what it knows
     try:
-        uploads = arrive_with(error, attempt)
-    except SafedistError as trouble:
-        if attempt.topology.node_rank == 0 and not isinstance(trouble, NodeLostError):
-            return  # node 0's to upload, though the others could not be told; but not where the job goes on
+        is_uploaded = is_told(error, attempt)
+    except NodeLostError as trouble:
         lastwords.keep(error)
-        logger.info(f"this node cannot begin: {named(error)}; and that does not end the job: {trouble}")
+        logger.info(f"this node cannot begin: {named(error)}; {trouble.seen}")
         raise SystemExit(_EXIT_INFRASTRUCTURE) from error
-    if not uploads:
+    if is_uploaded:
         raise SystemExit(0) from error
 
 
@@ -157,7 +148,7 @@ def _attempt(environment: Mapping[str, str]) -> Attempt | None:
         job = Registered.from_env(environment)
         if job is not None:
             place = topology.from_env(environment, job)
-            return Attempt(place, job.timeouts, 0, job.max_replacements, None, flyte, run_id(flyte, environment))
+            return Attempt(place, job, flyte, run_id(flyte, environment))
     return None
 
 
@@ -170,17 +161,25 @@ def is_told(error: SafedistError, attempt: Attempt) -> bool:
     Raises:
         NodeLostError: nobody has, and this is not the node to do it.
     """
-    if attempt.topology.max_nodes == 1 or error.is_platforms:
+    place = attempt.topology
+    if place.max_nodes == 1:
         return False
     try:
-        return not arrive_with(error, attempt)
+        return not _arrive_with(error, attempt)
     except SafedistError as trouble:
-        if attempt.topology.node_rank == 0 and not isinstance(trouble, NodeLostError):
-            return False
-        raise ending.cannot_do_its_part(error, attempt.topology, f"that does not end the job: {trouble}") from error
+        if place.node_rank == 0 and not isinstance(trouble, NodeLostError) and _has_no_leader(attempt):
+            return False  # node 0's to upload, though the others could not be told; but not where the job goes on
+        raise ending.cannot_do_its_part(error, place, f"that does not end the job: {trouble}") from error
 
 
-def arrive_with(error: Exception, attempt: Attempt) -> bool:
+def _has_no_leader(attempt: Attempt) -> bool:
+    """Whether the store says that nobody has led the job: another process may have this one's port."""
+    with suppress(Exception):  # whatever the store's client raises: it is no sign of anything
+        return attempt.store().look().sign is None
+    return False
+
+
+def _arrive_with(error: SafedistError, attempt: Attempt) -> bool:
     """End the job of several nodes with this node's error.
 
     Returns:
@@ -191,7 +190,7 @@ def arrive_with(error: Exception, attempt: Attempt) -> bool:
     """
     place, rules = attempt.topology, attempt.rules()
     at = NodeStatus(rules.job, "", place.node_rank, 0.0, socket.gethostname(), place.machine)
-    cannot = reports.cause_of(_outcome(error, place), NO_ROUND, at, limit=rules.text_bytes)
+    cannot = cause_of(_outcome(error, place), NO_ROUND, at, limit=rules.text_bytes)
     job = Membership(rules, place, attempt.store(), say=logger.info, cannot=cannot)
     uploads = False
     try:
@@ -207,12 +206,12 @@ def arrive_with(error: Exception, attempt: Attempt) -> bool:
         return True
     finally:
         if not uploads:
-            job.close(ended=False)
+            job.close(decided=False)
 
 
-def _outcome(error: Exception, place: Topology) -> RankOutcome:
-    raised = recording.record(error, ask(lambda: _shown(error), lambda: _frames(error)))
-    if isinstance(error, SafedistError) and not error.is_platforms:
+def _outcome(error: SafedistError, place: Topology) -> RankOutcome:
+    raised = recording.record(error, "")  # no line of the user's runs here, and the error says what it is
+    if not error.is_platforms:
         raised = replace(raised, failure=Failure.OWN)  # as it is where node 0 has it
     return RankOutcome(
         rank=NO_RANK,
@@ -225,28 +224,3 @@ def _outcome(error: Exception, place: Topology) -> RankOutcome:
         time_ns=time.time_ns(),
         raised=raised,
     )
-
-
-def _shown(error: Exception) -> str:
-    """The traceback, and those of its causes, with the user's frames only."""
-    told: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
-    lines: list[str] = []
-    while told is not None:
-        lines[:0] = [*_head(told.stack), *told.format_exception_only(), "\n"]
-        told = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
-    return "".join(lines)
-
-
-def _frames(error: Exception) -> str:
-    """The same of an error that does not say what it is."""
-    return "".join([*_head(traceback.extract_tb(error.__traceback__)), f"{type(error).__name__}\n"])
-
-
-def _head(stack: traceback.StackSummary) -> list[str]:
-    users = traceback.StackSummary.from_list([frame for frame in stack if _is_users(frame.filename)])
-    return ["Traceback (most recent call last):\n", *users.format()] if users else []
-
-
-def _is_users(file: str) -> bool:
-    here = str(Path(__file__).parents[1])
-    return not (file.startswith((here, "<frozen ")) or "/flytekit/" in file or "/importlib/" in file)

@@ -6,11 +6,11 @@ import json
 import logging
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .. import envvars
 from ..config.options import Preflight
@@ -20,6 +20,7 @@ from ..fs.identity import Identity
 from ..preflight import probe
 from ..preflight.judge import NodeReport, Trouble, judge
 from ..rank.backends.torch import TorchBackend
+from ..store.patience import in_thread
 from .actions import StartRanks
 from .orders import offered_to
 from .prepare import NodePlan
@@ -36,94 +37,90 @@ _OF_THE_LIMIT = 0.9
 
 @dataclass(frozen=True)
 class Checked:
-    """In the inbox: the checks of a round have ended here; the report as text, and how long they took, in seconds."""
+    """The checks of a round have ended here; the report as text, and how long they took, in seconds."""
 
     round: Round
     report: str
     seconds: float
 
 
+@dataclass
+class _Run:
+    start: StartRanks
+    seconds: float
+    since: float = field(default_factory=time.monotonic)
+    process: subprocess.Popen[bytes] | None = None
+    is_over: bool = False
+
+
 class Checks:
-    """This node's.
+    """This node's. What may hang (a fork, a dead disk) is done in a thread, which is looked at again and again.
 
     Args:
         plan: this node's.
-        put: takes :class:`Checked`.
     """
 
-    def __init__(self, plan: NodePlan, put: Callable[[object], object]) -> None:
-        self._plan, self._put = plan, put
-        self._lock = threading.Lock()  # what is over is not told, and what begins is ended with it
-        self._runs: StartRanks | None = None
-        self._since = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._late: threading.Timer | None = None
+    def __init__(self, plan: NodePlan) -> None:
+        self._plan = plan
+        self._run: _Run | None = None
+        self._report: Future[NodeReport] = Future()
 
     def begin(self, start: StartRanks) -> None:
         """Check this node."""
         self.close()
         preflight = self._plan.settings.preflight
-        seconds = 0.0 if preflight is None else preflight.timeout
-        self._runs, self._since = start, time.monotonic()
-        # The coordinator has no limit for this: every path of _check ends in a report, and this says it for one that
-        # hangs in a system call.
-        late = _unfit(f"hang: no answer in {seconds + _LATE_SECONDS:g} s")
-        self._late = threading.Timer(seconds + _LATE_SECONDS, self._answer, (start, late))
-        self._late.daemon = True
-        self._late.start()
-        threading.Thread(target=self._check, args=(start, seconds), name="safedist-preflight", daemon=True).start()
+        run = self._run = _Run(start, 0.0 if preflight is None else preflight.timeout)
+        self._report = in_thread(lambda: self._check(run))
+
+    def look(self) -> Checked | None:
+        """What the checks have come to, once. The coordinator has no limit for this: they come to something in time."""
+        run = self._run
+        if run is None or run.is_over:
+            return None
+        lasts = time.monotonic() - run.since
+        if not self._report.done() and lasts < run.seconds + _LATE_SECONDS:
+            return None
+        report = _unfit(f"hang: no answer in {run.seconds + _LATE_SECONDS:g} s")
+        if self._report.done():
+            error = self._report.exception()  # no process, no memory
+            why = f"could not start: {type(error).__name__}: {error}"
+            report = self._report.result() if error is None else _unfit(why)
+        run.is_over = True
+        return Checked(run.start.round, json.dumps(report.to_dict(), ensure_ascii=False), lasts)
 
     def close(self) -> None:
         """Check no more."""
-        with self._lock:
-            self._runs = None
-            process, self._process = self._process, None
-        if self._late is not None:
-            self._late.cancel()
-        if process is not None:
-            process.kill()
+        run, self._run = self._run, None
+        if run is None:
+            return
+        run.is_over = True  # a process that begins now is ended by its thread, which looks at this then
+        if run.process is not None:
+            run.process.kill()
             with suppress(subprocess.TimeoutExpired):  # what the kernel cannot end now (fsync on a dead disk) is left
-                process.wait(_END_SECONDS)
+                run.process.wait(_END_SECONDS)
 
-    def _check(self, start: StartRanks, seconds: float) -> None:
-        try:
-            report = self._report(start, seconds)
-        except Exception as error:  # no process, no memory
-            report = _unfit(f"could not start: {type(error).__name__}: {error}")
-        self._answer(start, report)
-
-    def _answer(self, start: StartRanks, report: NodeReport) -> None:
-        with self._lock:
-            if self._runs is start:
-                self._runs = None
-                text = json.dumps(report.to_dict(), ensure_ascii=False)
-                self._put(Checked(start.round, text, time.monotonic() - self._since))
-
-    def _report(self, start: StartRanks, seconds: float) -> NodeReport:
-        plan, settings, until = self._plan, self._plan.settings, time.monotonic() + _OF_THE_LIMIT * seconds
+    def _check(self, run: _Run) -> NodeReport:
+        plan, settings, start = self._plan, self._plan.settings, run.start
+        until = time.monotonic() + _OF_THE_LIMIT * run.seconds
         file = plan.scratch.orders / f"preflight-{start.round.number}.json"
         file.unlink(missing_ok=True)  # of a round of the same number
         place = Identity(start.node_rank, start.size, 0, 1, start.node_rank, start.size, start.number, plan.job.number)
         run_id, timeout = plan.job.attempt.run_id, settings.timeouts.rendezvous
-        offered = offered_to(start)
-        named = TorchBackend().environment(place, offered, run_id=run_id, timeout=timeout)
+        named = TorchBackend().environment(place, offered_to(start), run_id=run_id, timeout=timeout)
         meeting = {envvars.MEETING: str(plan.meeting)} if plan.meeting is not None else {}
         environment = {**plan.job.ranks_environment, **named, **meeting, envvars.ROUND: str(CHECKS)}
-        process = subprocess.Popen(
+        run.process = process = subprocess.Popen(
             [sys.executable, "-m", probe.__name__, str(plan.scratch.path), str(file), str(until)],
             env={**environment, **plan.job.call.variables},
             cwd=plan.scratch.path,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )
-        with self._lock:
-            if self._runs is start:
-                self._process = process
-            else:  # all was over before it began
-                process.kill()
-        ended, report = f"have not ended in {seconds:g} s", NodeReport()
+        if run.is_over:
+            process.kill()
+        ended, report = f"have not ended in {run.seconds:g} s", NodeReport()
         with suppress(subprocess.TimeoutExpired):
-            ended = f"have ended with status {process.wait(seconds)}"
+            ended = f"have ended with status {process.wait(run.seconds)}"
         with suppress(OSError, ValueError):  # none, or of a process that was killed
             report = NodeReport.from_dict(json.loads(file.read_text()))
         return report if process.returncode == 0 else replace(report, troubles=_unfit(ended).troubles)

@@ -26,7 +26,8 @@ from ..errors import (
     SafedistError,
 )
 from ..handoff import Slot
-from . import reports, verdict
+from ..store.errors import one_line
+from . import verdict
 from .policy import CUT_OFF
 from .verdict import Verdict
 
@@ -50,7 +51,7 @@ def verdict_of(end: books.Verdict, job: Membership, limit: DiskLimit | None, kno
     if end.kind == "success":
         return None
     if end.kind == "failed" and end.cause is not None:
-        told = reports.told_by(end.cause)
+        told = verdict.told_by(end.cause)
         if told is not None:
             outcome, disk = told
             nodes = job.rules.max_nodes
@@ -121,6 +122,21 @@ def cannot_do_its_part(error: SafedistError, place: Topology, seen: str | None =
 
 
 # --- the order in which nodes leave ---------------------------------------------------------------------------------
+def is_decided(ask: Callable[[], bool], say: Callable[[str], object]) -> bool:
+    """Whether the attempt's outputs, or its one error, are in the store before this pod begins: it was killed before it
+    could leave, or comes late. Else it would wait for a node 0 that has left.
+
+    Args:
+        ask: the store.
+        say: takes a sentence for the node's log.
+    """
+    try:
+        return ask()
+    except Exception as error:  # whatever the store's client raises: the job itself will show whether the store is down
+        say(f"cannot tell whether this attempt has ended already ({one_line(error)})")
+        return False
+
+
 _OPEN: Slot[Membership] = Slot()
 """Node 0's, with the job's coordinator, to be closed after the upload: from the task to the entrypoint."""
 
@@ -138,7 +154,7 @@ def leave(*, uploaded: bool) -> None:
     """
     job = _OPEN.take()
     if job is not None:
-        job.close(ended=uploaded, uploaded=uploaded)
+        job.close(decided=uploaded)
 
 
 class Undecided(SystemExit):

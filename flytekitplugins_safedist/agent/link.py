@@ -7,10 +7,11 @@ elsewhere.
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,10 +19,11 @@ from typing import NamedTuple
 from .. import frames
 from ..coordinator import wire
 from ..coordinator.messages import Status, Want
+from ..coordinator.ports import is_own
 from ..coordinator.rules import Rules
 from ..coordinator.server import BEATS, Inbox
 from ..coordinator.wire import HangEvidence, Refusal
-from ..errors import NotReplacedError, RendezvousError, RendezvousTimeoutError
+from ..errors import NodeLostError, NotReplacedError, RendezvousError, RendezvousTimeoutError
 from ..jitter import jittered
 from ..record.clocks import Ahead
 from ..topology import Endpoint
@@ -48,6 +50,9 @@ _TURN = 5.0
 
 _SLICE = 0.5
 """Seconds between two looks at the name while a leader is slow to answer."""
+
+_LAST_WORDS_SECONDS = 2.0
+"""At the end, for what was said last to be on its way to a leader that may be slow."""
 
 
 class Missing(NamedTuple):
@@ -79,6 +84,7 @@ class Link:
         inbox: takes what is heard: wants, evidence, :class:`LinkLost`, errors.
         say: takes a sentence for the node's log.
         own: connects to the leader where that is in this process; it is looked for nowhere else.
+        may_lead: node 0's name had no address when this process began: it may be its own.
     """
 
     def __init__(
@@ -89,8 +95,9 @@ class Link:
         inbox: Inbox,
         say: Callable[[str], object],
         own: Callable[[], socket.socket] | None = None,
+        may_lead: bool = False,
     ) -> None:
-        self._own = own
+        self._own, self._may_lead = own, may_lead
         self.place: MeetingPlace | None = None
         """Where this node's ranks call."""
         self._endpoint = endpoint
@@ -99,10 +106,12 @@ class Link:
         self._heartbeat = rules.heartbeat
         self._inbox = inbox
         self._log = say
-        self._status: Status | None = None
+        self.status: Status | None = None
+        """As it was said last."""
         self._may_look = threading.Event()
         self._sock: socket.socket | None = None
-        self._sending = threading.Lock()
+        self._saying = threading.Lock()
+        self._out: queue.SimpleQueue[tuple[socket.socket, bytes] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._since = self._told = time.monotonic()
         self._met_stranger = self._has_met = self._is_left = self._was_short = False
@@ -111,24 +120,28 @@ class Link:
         self.behind = Ahead()
         """Of this node's clock against the leader's."""
         self._beat = max(0.05, min(5.0, self._heartbeat / BEATS))
-        for work, name in ((self._run, "link"), (self._keep_beating, "heartbeat")):
-            threading.Thread(target=work, name=f"safedist {name}", daemon=True).start()
+        self._sender = threading.Thread(target=self._keep_sending, name="safedist heartbeat", daemon=True)
+        for thread in (threading.Thread(target=self._run, name="safedist link", daemon=True), self._sender):
+            thread.start()
 
     def begin(self, status: Status) -> None:
         """Look for the leader, with this to say: at first, and whenever it was lost."""
-        self._status = status
+        self.status = status
         self._may_look.set()
 
     def tell(self, status: Status) -> None:
-        """Send it; while the leader is looked for, it is what the next connection begins with."""
-        with self._sending:
-            self._status = status
-            self._send(wire.frame(wire.STATUS, status.dump()))
+        """Send it, if it is another; while the leader is looked for, it is what the next connection begins with."""
+        with self._saying:
+            if status != self.status:
+                self.status = status
+                self.put(wire.frame(wire.STATUS, status.dump()))
 
     def put(self, frame: bytes) -> None:
-        """Put a value beside the status; nothing while the leader is looked for."""
-        with self._sending:
-            self._send(frame)
+        """Put a value beside the status; nothing while the leader is looked for. Nobody waits for a leader that reads
+        nothing: a thread sends."""
+        sock = self._sock
+        if sock is not None:
+            self._out.put((sock, frame))
 
     def drop(self) -> None:
         """This leader is not the job's any more."""
@@ -136,9 +149,11 @@ class Link:
         self._shut()
 
     def close(self) -> None:
-        """Let go."""
+        """Let go, when what was said is on its way."""
         self._closed.set()
         self._may_look.set()
+        self._out.put(None)
+        self._sender.join(_LAST_WORDS_SECONDS)
         self._shut()
 
     def missing_error(self) -> RendezvousTimeoutError:
@@ -159,19 +174,10 @@ class Link:
             "that blocks the port; or raise timeouts.rendezvous",
         )
 
-    def _send(self, frame: bytes) -> None:
-        if self._sock is None:
-            return
-        try:
-            self._sock.sendall(frame)
-        except OSError:
-            self._shut()  # part of a frame may be on its way: nothing may follow it there
-
     def _shut(self) -> None:
         sock = self._sock
         if sock is not None:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+            _shut(sock)
 
     # --- threads ------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -190,18 +196,33 @@ class Link:
         except BaseException as error:  # else nobody would hear that nothing more will come
             self._inbox.put(error)
 
-    def _keep_beating(self) -> None:
-        while not self._closed.wait(self._beat):
-            self.put(wire.beat(time.monotonic()))
+    def _keep_sending(self) -> None:
+        due = time.monotonic() + self._beat
+        while True:
+            with suppress(queue.Empty):
+                said = self._out.get(timeout=max(0.0, due - time.monotonic()))
+                if said is None:
+                    return
+                self._send(*said)
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._beat
+                self.put(wire.beat(time.monotonic()))
+
+    def _send(self, sock: socket.socket, frame: bytes) -> None:
+        if sock is self._sock:  # what is left of a connection that was lost was said to nobody
+            try:
+                sock.sendall(frame)
+            except OSError:
+                _shut(sock)  # part of a frame may be on its way: nothing may follow it there
 
     def _listen(self, sock: socket.socket) -> str:
         """Take in what the leader says until it is lost, and why it is."""
         self._has_met, self._is_left = True, False
         sock.settimeout(self._heartbeat if self._own is None else None)  # this process hears itself when it wakes
-        with self._sending:
+        with self._saying:
             self._sock = sock
-            if self._status is not None:  # once more: it may be another by now
-                self._send(wire.frame(wire.STATUS, self._status.dump()))
+            if self.status is not None:  # once more: it may be another by now
+                self.put(wire.frame(wire.STATUS, self.status.dump()))
         self.put(wire.beat(time.monotonic()))
         if self.place is not None:
             self.place.say_again()
@@ -213,8 +234,7 @@ class Link:
         except (OSError, ValueError) as error:
             return str(error) or type(error).__name__
         finally:
-            with self._sending:
-                self._sock = None
+            self._sock = None
             sock.close()
 
     def _take(self, frame: bytes) -> None:
@@ -235,7 +255,7 @@ class Link:
         """Look until a leader answers; None where this link is closed meanwhile.
 
         Raises:
-            RendezvousError: it speaks another version of the protocol.
+            RendezvousError: it speaks another version of the protocol; or it is to be in this very process.
         """
         if self._own is not None:
             return None if self._closed.is_set() else self._own()
@@ -246,7 +266,9 @@ class Link:
             self._closed.wait(jittered(_PAUSE, 0.75, 1.25))
         while not self._closed.is_set():
             missing = NO_ADDRESS
-            for address in last or whereabouts(self._endpoint) or ():
+            addresses = last or whereabouts(self._endpoint) or ()
+            self._leave_if_it_leads(addresses)
+            for address in addresses:
                 found = self._look(address)
                 if not isinstance(found, Missing):
                     return found
@@ -257,6 +279,17 @@ class Link:
             self._say_who_is_missing(missing)
             self._closed.wait(pause_after(time.monotonic() - self._since))
         return None
+
+    def _leave_if_it_leads(self, addresses: Sequence[str]) -> None:
+        if not self._may_lead or not addresses:
+            return
+        self._may_lead = False
+        if any(map(is_own, addresses)):
+            raise NodeLostError(
+                "this pod leads the job, and did not know: its name had no address when it started",
+                where={"node 0": str(self._endpoint), "host": socket.gethostname()},
+                hint="it leads when it is started again",
+            )
 
     def _look(self, address: str) -> socket.socket | Missing:
         try:
@@ -298,7 +331,7 @@ class Link:
 
     def _greeted(self, sock: socket.socket, address: str) -> bytes:
         """Say what this node is, and wait for an answer while the name leads there; b"" where there is none."""
-        status = self._status
+        status = self.status
         assert status is not None  # noqa: S101  (begin() was called)
         sock.sendall(wire.frame(wire.STATUS, status.dump()))
         started = time.monotonic()
@@ -329,6 +362,11 @@ class Link:
         times = f"{waited:.0f} s, {ends}"
         awaits = f"Kubernetes may be waiting for {missing.awaits}"
         self._log(f"waiting for {self._who} for {times} ({missing.seen}); {awaits}")
+
+
+def _shut(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def pause_after(waited: float) -> float:

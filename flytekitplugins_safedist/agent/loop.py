@@ -59,7 +59,7 @@ class Loop:
         Raises:
             RendezvousError: nodes of other images are in this job.
         """
-        self._job.begin(self.policy.status)
+        self._job.link.begin(self.policy.status)
         while self._finish is None:
             self._hear(LOOK_SECONDS)
             self._carry_out()
@@ -93,7 +93,7 @@ class Loop:
 
     def _act(self, actions: Sequence[Action]) -> None:
         """Say at once how this node is now; what it is to do comes after that."""
-        self._job.tell(self.policy.status)
+        self._job.link.tell(self.policy.status)
         self._queue.extend(actions)
 
     def _carry_out(self) -> None:
@@ -105,7 +105,7 @@ class Loop:
 
     def _lose_link(self, lost: LinkLost) -> None:
         self._queue.extend(self.policy.on_disconnect(lost.why, time.monotonic()))
-        self._job.begin(self.policy.status)
+        self._job.link.begin(self.policy.status)
 
     def _end(self, finish: Finish) -> None:
         self._finish = self._finish or finish

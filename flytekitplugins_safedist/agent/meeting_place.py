@@ -17,6 +17,7 @@ from typing import Any
 from .. import frames
 from ..coordinator import wire
 from ..coordinator.books import Round
+from ..coordinator.kv import OVER
 
 
 class MeetingPlace:
@@ -74,9 +75,8 @@ class MeetingPlace:
 
     async def _open(self, round_: str, number: int) -> None:
         self._round, self._number = round_, number
-        over = json.dumps({"refused": "the round of this rank is over"}).encode()
         for pending in list(self._calls):
-            self._answer(pending, over)
+            self._answer(pending, frames.call(OVER))
 
     async def _stop(self) -> None:
         self._server.close()

@@ -82,7 +82,6 @@ class Membership:
         )
         """The status that this process begins with."""
         self.inbox: Inbox = queue.SimpleQueue()
-        self._status = self.first
         self._server: Server | None = None
         self._store, self._looking = store, threading.Lock()
         self._judge_reports, self._say = judge_reports, say
@@ -91,7 +90,8 @@ class Membership:
             raise TopologyError(what, where={"source": place.source})
         self._host()
         own = self._server.connect if self._server is not None else None
-        self.link = Link(rules, place.endpoint or _NOWHERE, inbox=self.inbox, say=say, own=own)
+        may_lead = self._is_at_home is None
+        self.link = Link(rules, place.endpoint or _NOWHERE, inbox=self.inbox, say=say, own=own, may_lead=may_lead)
         self.meeting = MeetingPlace(local, rules.job, self.link.put) if local is not None else None
         """Where this node's ranks call."""
         self.link.place = self.meeting
@@ -100,18 +100,6 @@ class Membership:
     def leads(self) -> bool:
         """Whether the coordinator is in this process."""
         return self._server is not None
-
-    def begin(self, status: Status) -> None:
-        """Say it to the leader, which is looked for: at first, and whenever it was lost."""
-        self._status = status
-        self.link.begin(status)
-
-    def tell(self, status: Status) -> None:
-        """Say it to the leader, if it is another than it knows."""
-        if status == self._status:
-            return
-        self._status = status
-        self.link.tell(status)
 
     def show(self, round_: str, look: int, snapshots: Sequence[Snapshot]) -> None:
         """Put a picture of this node's ranks where the coordinator is."""
@@ -140,24 +128,24 @@ class Membership:
             with suppress(RuntimeError):  # the container may have no further thread now: at the next look
                 threading.Thread(target=look, name="safedist store", daemon=True).start()
 
-    def close(self, *, ended: bool, uploaded: bool = False) -> None:
-        """Leave. Where the coordinator is here and the job has *ended*, stay until the others have heard it: that the
-        verdict is *uploaded*."""
-        if self.leads and uploaded:
-            self.link.tell(replace(self._status, is_uploaded=True))
+    def close(self, *, decided: bool) -> None:
+        """Leave. Where the coordinator is here and the attempt is *decided*, its verdict in the store, stay until the
+        others have heard it."""
+        if self.leads and decided and self.link.status is not None:
+            self.link.tell(replace(self.link.status, is_uploaded=True))
         if self.meeting is not None:
             self.meeting.close()
         self.link.close()
         if self._server is not None:
-            self._server.close(seconds=SHUTDOWN_SECONDS if ended else 0.0)
+            self._server.close(seconds=SHUTDOWN_SECONDS if decided else 0.0)
 
     # --- node 0 -------------------------------------------------------------------------------------------------------
     def _host(self) -> None:
         """Lead the job, if it is this process's to do."""
         place, endpoint = self.place, self.place.endpoint
         alone = place.max_nodes == 1
-        is_at_home = place.is_elastic and endpoint is not None and ports.is_here(endpoint.host)
-        if not alone and place.node_rank != 0 and not is_at_home:
+        self._is_at_home = place.is_elastic and endpoint is not None and ports.is_here(endpoint.host)
+        if not alone and place.node_rank != 0 and not self._is_at_home:
             return
         store = None if alone else self._store
         options = {"store": store, "judge_reports": self._judge_reports, "say": self._say}

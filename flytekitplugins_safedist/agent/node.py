@@ -9,6 +9,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from .. import envvars
@@ -23,10 +24,11 @@ from ..meeting import own_address
 from ..rank.backends.torch import LOOPBACK
 from ..rank.outcome import RankOutcome, root_cause
 from ..rank.outcome_text import how
-from ..record.run import JobCosts, RunRecord
+from ..rank.places import RankFiles
+from ..record.run import JobCosts, RunRecord, Shown
 from . import memory, scratch, signals
 from .actions import Blame, CallRanks, EndRanks, Exit, MakeOffer, SaveAt, StartRanks, TakePicture, Upload
-from .checks import CHECKS, Checked, Checks
+from .checks import CHECKS, Checks
 from .disk import DiskWatch
 from .ending import cannot_do_its_part, verdict_of
 from .hang_watch import HangWatch
@@ -35,15 +37,33 @@ from .membership import Membership
 from .orders import orders
 from .prepare import NodePlan
 from .rank_set import Ranks
-from .reports import Report, cause_of
 from .saving import RoundSaving
 from .signals import Signalled, StacksWanted
-from .verdict import NOT_STARTED, judge
+from .verdict import NOT_STARTED, Verdict, cause_of, judge
 
 logger = logging.getLogger(__name__)
 
 _MEMORY_SECONDS = 1.0
 """Between two looks at the container's memory."""
+
+
+@dataclass
+class Report:
+    """What the agent has learned: for the end line and for the caller."""
+
+    rounds: int = 0
+    node_rank: int = -1
+    """In the latest round; -1 before the first."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    result: RankFiles | None = None
+    verdict: Verdict | None = None
+    """Of a job that failed, as far as this node has heard."""
+    has_succeeded: bool = False
+    """The job; where this and the verdict are not there, others have ended it, and nobody has said how."""
+    decks: tuple[dict[str, str], ...] = ()
+    """Of a rank that failed."""
+    shown: Shown = field(default_factory=Shown)
+    """The page of the run; on the node that uploads."""
 
 
 class NodeAgent(Loop):
@@ -72,7 +92,7 @@ class NodeAgent(Loop):
         self._ranks: Ranks | None = None
         self._saving: RoundSaving | None = None
         self._hangs: HangWatch | None = None
-        self._checks = Checks(plan, job.inbox.put)
+        self._checks = Checks(plan)
         self._disk = DiskWatch(plan.limit)
         self._start: StartRanks | None = None  # what this node does in the round
         self._failures = 0  # of the round's ranks, as told
@@ -82,7 +102,6 @@ class NodeAgent(Loop):
         self._port: ReservedPort | None = None
         self._forks = plan.unsafe is None
         self._takes |= {
-            Checked: self._have_checked,
             HangEvidence: self._keep_evidence,
             Signalled: self._stop,
             StacksWanted: lambda _: self._show_stacks(),
@@ -120,15 +139,18 @@ class NodeAgent(Loop):
         stopped = stopped or (isinstance(finish, Upload) and finish.verdict.kind == "stopped")
         if self._told_to_stop is not None and stopped:
             raise self._interrupted(self._told_to_stop)
-        end = finish.verdict if isinstance(finish, Upload) else self.policy.end
+        # A leader that uploads nothing has found what others had uploaded by then.
+        end = finish.verdict if isinstance(finish, Upload) else None if self._job.leads else self.policy.end
         self.report.verdict = None if end is None else verdict_of(end, self._job, self.plan.limit, self.policy.books)
-        if self.report.verdict is not None:
+        self.report.has_succeeded = end is not None and end.kind == "success"
+        if not self.report.has_succeeded:
             self.report.result = None
         return finish
 
     # --- what becomes of the ranks ------------------------------------------------------------------------------------
     def _watch(self) -> None:
         self.record.look(self._ranks.views if self._ranks is not None else list)
+        self._look_at_checks()
         self._look_at_memory()
         self._carry_out()
         ranks, start = self._ranks, self._start
@@ -140,7 +162,7 @@ class NodeAgent(Loop):
         if self._queue:
             return  # first what follows from that
         ranks.poll()
-        if ranks.failed:
+        if ranks.failures:
             self._note_failures(ranks)
             if ranks.are_gone:
                 self._end_ranks()
@@ -252,7 +274,7 @@ class NodeAgent(Loop):
         if self.policy.status.phase not in ("running", "ending"):
             return  # they were gone before that was decided
         if ranks is not None:
-            if not ranks.has_stacks and (ranks.failed or shows_stacks) and not self._has_own_cause(ranks):
+            if not ranks.has_stacks and (ranks.failures or shows_stacks) and not self._has_own_cause(ranks):
                 ranks.note_stacks()  # of those that have lost nobody: one of them may be whom others have waited for
             number = self._told_to_stop or signal.SIGTERM
             ranks.stop(int(number), patience=self._patience(), meanwhile=partial(self._hear, 0.0))
@@ -294,10 +316,11 @@ class NodeAgent(Loop):
             address = own_address(endpoint.host, endpoint.port) if place.is_elastic else endpoint.host
         values = {envvars.MASTER_ADDR: address, envvars.MASTER_PORT: str(self._port.port)}
         values |= job.backend.open_round(nnodes=place.max_nodes, nproc_per_node=settings.nproc_per_node)
-        self._act(self.policy.on_offer(Offer(offer.after, values), time.monotonic()))
+        self._act(self.policy.on_fact(time.monotonic(), offer=Offer(offer.after, values)))
 
-    def _have_checked(self, checked: Checked) -> None:
-        if self.policy.status.round == checked.round:
+    def _look_at_checks(self) -> None:
+        checked = self._checks.look()
+        if checked is not None and self.policy.status.round == checked.round:
             self._checked += checked.seconds
             self._act(self.policy.on_return((), time.monotonic(), checked.report))
 
@@ -310,7 +333,7 @@ class NodeAgent(Loop):
     def _take_picture(self, look: int) -> None:
         if self._hangs is not None:
             self._job.show(str(self.policy.status.round), look, self._hangs.snapshots())
-            self._act(self.policy.on_picture(look, time.monotonic()))
+            self._act(self.policy.on_fact(time.monotonic(), looked=look))
 
     def _keep_evidence(self, evidence: HangEvidence) -> None:
         if self._hangs is not None:

@@ -1,6 +1,7 @@
 """What one node of a job does, and how it says what it is: decisions as values. No socket, process, thread or clock.
 
-Each call takes what happened and returns what is to be done, in order and once. :attr:`NodePolicy.status` is what the
+Each call takes what happened and returns what is to be done, in order and once; :class:`.actions.Upload` or
+:class:`.actions.Exit` is the last of it, and nothing is asked here after that. :attr:`NodePolicy.status` is what the
 coordinator is to hear: whoever owns the link sends it whenever it has changed, and on every new connection, for which
 :meth:`NodePolicy.on_disconnect` was called before. What comes over an older connection is not handed on.
 """
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..coordinator.books import NO_ROUND, Books, Cause, Memory, Outcome, Verdict, judge
-from ..coordinator.messages import Floor, HangNotice, Offer, Save, Status, Want
+from ..coordinator.messages import Floor, HangNotice, Save, Status, Want
 from ..coordinator.rules import Rules
 from ..coordinator.sign import PAUSE_SECONDS, SignWatch, StoreLook
 from .actions import (
@@ -46,7 +47,8 @@ TURN_SECONDS, _TURNS = 5.0, 12
 CUT_OFF = "the leader of this job cannot be reached from here"
 """Why a pod leaves whose leader's sign is renewed."""
 
-_DECIDED = "this attempt has ended, and its result is uploaded"
+DECIDED = "this attempt has ended, and its result is uploaded: nothing is left to do here"
+"""Why a pod leaves that finds its attempt's verdict in the store, or hears of it."""
 
 
 class NodePolicy:
@@ -65,7 +67,7 @@ class NodePolicy:
         self._is_replaced = is_replaced
         self._books = Books()
         self.end: Verdict | None = None
-        """How the job ends, as far as this node has heard."""
+        """How the job ends, as the leader says that is heard."""
         self._ends_at = float("inf")  # when it is waited no more for the upload of that
         self._want: Want | None = None
         self._has_ranks = self._has_left = False
@@ -73,9 +75,8 @@ class NodePolicy:
         self._end_at: float | None = None  # when ranks are ended that may only have echoed
         self._exit: Exit | None = None
         self._cut: float | None = None if leads else now  # since when no leader is heard
-        self._verdict: Verdict | None = None  # to be uploaded
+        self._verdict: Verdict | None = None  # that this leader is to upload when it has looked at the store
         self._verdict_since = 0.0
-        self._is_uploading = False
         self._looked = self._woke = float("-inf")
         self._watch = SignWatch()
         self._last = now
@@ -104,8 +105,6 @@ class NodePolicy:
         if course.verdict is None or self.end is None:
             self._ends_at = now + self.rules.upload + self.rules.heartbeat
         self.end = course.verdict
-        if not self.leads and not self._is_uploading:
-            self._verdict = None  # there is a leader after all
         self._say(leader=course.leader, leader_memory=course.memory)
         self._note(course.books.merged(self._books))
         return self._acts(now)
@@ -118,14 +117,20 @@ class NodePolicy:
             self._watch.forget()  # what the leader renewed before it was lost is no sign that it lives
             self._out.append(Say(f"node 0 cannot be heard ({why}); waiting for its replacement"))
         self._want = None
+        self._say(looked=0)  # the picture is perhaps lost with the connection: it is taken again
+        self._once = {key for key in self._once if not (isinstance(key, tuple) and key[0] == "look")}
+        if self._exit is None:
+            self.end = None  # it may be lost before its upload, and others may give it up
         self._note(self._books)
         return self._acts(now)
 
     # --- what becomes of the ranks ------------------------------------------------------------------------------------
-    def on_offer(self, offer: Offer, now: float) -> list[Action]:
-        """What the ranks of the next round meet at is ready."""
+    def on_fact(self, now: float, **facts: Any) -> list[Action]:
+        """What the coordinator alone acts on, as fields of the status: an offer; that a rank listens; the answer to
+        :class:`.actions.CallRanks` (``floor``); the save that all ranks here have made, or have nothing to; the look of
+        which the picture is where the coordinator is."""
         self._wake(now)
-        self._say(offer=offer)
+        self._say(**facts)
         return self._acts(now)
 
     def on_failure(self, cause: Cause, now: float) -> list[Action]:
@@ -164,29 +169,11 @@ class NodePolicy:
         self._say(phase="idle", ranks_returned=ranks_returned, stall=0.0)
         return self._acts(now)
 
-    def on_listen(self, now: float) -> list[Action]:
-        """A rank would save when the pod is told to stop."""
-        self._wake(now)
-        self._say(listens=True)
-        return self._acts(now)
-
     def on_ask(self, now: float) -> list[Action]:
         """A rank wants all ranks to save, or such a save is due: after the save that is being made, if one is."""
         self._wake(now)
-        save = self._save
-        self._say(asks=1 + (save.call if save is not None else 0))
-        return self._acts(now)
-
-    def on_floor(self, floor: Floor, now: float) -> list[Action]:
-        """The answer to :class:`.actions.CallRanks`."""
-        self._wake(now)
-        self._say(floor=floor)
-        return self._acts(now)
-
-    def on_save(self, call: int, now: float) -> list[Action]:
-        """All ranks here have saved, or have nothing to."""
-        self._wake(now)
-        self._say(saved=call)
+        save, answered = self._save, self.status.floor.call  # also while the leader is not heard
+        self._say(asks=1 + max(answered, save.call if save is not None else 0))
         return self._acts(now)
 
     def on_stall(self, seconds: float, now: float, *, is_urgent: bool = True) -> list[Action]:
@@ -195,12 +182,6 @@ class NodePolicy:
         self._wake(now)
         if self.status.phase == "running":
             self._say(stall=seconds, is_urgent=is_urgent)
-        return self._acts(now)
-
-    def on_picture(self, look: int, now: float) -> list[Action]:
-        """The picture of this node's ranks is where the coordinator is."""
-        self._wake(now)
-        self._say(looked=look)
         return self._acts(now)
 
     def on_memory(self, memory: Memory, now: float) -> list[Action]:
@@ -240,7 +221,7 @@ class NodePolicy:
             self._end_ranks()
         if cut > rules.rendezvous + rules.upload:
             self._leave("neither the leader nor the store can be reached from here", now)
-        if self._verdict is not None and now - self._verdict_since > rules.upload and not self._is_uploading:
+        if self._verdict is not None and now - self._verdict_since > rules.upload:
             self._leave_undecided("the verdict could not be uploaded: the store is away")
         elif self.end is not None and not self.leads and self._cut is None and now > self._ends_at:
             self._leave_undecided("the leader has not uploaded the verdict in time")
@@ -259,24 +240,16 @@ class NodePolicy:
         is_mine = look.sign is None or look.sign.leader <= self.status.leader
         cut = now - self._cut if self._cut is not None else 0.0
         if look.is_decided:
-            self._finish(now)
+            self._exit_when_quiet(0, DECIDED)
         elif self._verdict is not None:
-            if is_mine or not self.leads:
-                self._upload()
+            if is_mine:
+                self._upload(self._verdict)
             else:
                 self._leave_undecided("another process leads this job")
         elif not is_mine and self._want is not None:
             self._out.append(DropLink())
         elif cut > self._patience:
             self._give_up(now)
-        return self._acts(now)
-
-    def on_upload(self, *, is_there: bool, now: float) -> list[Action]:
-        """A verdict is in the store, this one or another; or the store has not taken it."""
-        self._wake(now)
-        self._is_uploading = False
-        if is_there:
-            self._finish(now)
         return self._acts(now)
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -303,10 +276,6 @@ class NodePolicy:
         return float("inf") if self.leads else max(self.rules.renew, _LOOKS_OF_ALL * self.rules.max_nodes)
 
     @property
-    def _is_stopped(self) -> bool:
-        return self._verdict is not None and self._verdict.kind == "stopped"
-
-    @property
     def _save(self) -> Save | None:
         return self._want.course.save if self._want is not None else None
 
@@ -325,8 +294,8 @@ class NodePolicy:
         want = self._want
         if self._exit is None and want is not None:
             if want.course.is_decided:
-                self._exit_when_quiet(0, _DECIDED)
-            elif want.leave and not self._is_stopped:
+                self._exit_when_quiet(0, DECIDED)
+            elif want.leave:
                 self._exit_when_quiet(UNDECIDED, want.leave)
             else:
                 self._follow(want, now)
@@ -351,9 +320,7 @@ class NodePolicy:
     def _is_needed(self) -> bool:
         """Whether something of the round is lost without this node: its ranks, or, where these have returned, what the
         others still do at the leader's."""
-        return self._cut is None and (
-            self.status.phase == "running" or (self.leads and self.status.phase == "returned")
-        )
+        return self.status.phase == "running" or (self.leads and self.status.phase == "returned")
 
     def _follow(self, want: Want, now: float) -> None:
         course, status = want.course, self.status
@@ -432,7 +399,7 @@ class NodePolicy:
     def _on_verdict(self, verdict: Verdict, now: float) -> None:
         if not self.leads:
             self._hand_out_once("verdict", Say("done here; waiting until node 0 has uploaded"))
-        elif verdict != self._verdict and not self._is_uploading and not self.status.is_uploaded:
+        elif verdict != self._verdict:
             self._decide(verdict, now)
 
     def _decide(self, verdict: Verdict, now: float) -> None:
@@ -441,31 +408,17 @@ class NodePolicy:
             self._verdict_since = now
         self._verdict = verdict
         if self.rules.is_alone:
-            self._upload()
+            self._upload(verdict)
         else:
             self._look(now)
 
     def _look(self, now: float) -> None:
-        if self._exit is not None:
-            return
-        if not self.rules.is_alone:
+        if self._exit is None and not self.rules.is_alone:
             self._looked = now
             self._out.append(LookAtStore())
-        elif self._verdict is not None:
-            self._looked = now
-            self._upload()
 
-    def _upload(self) -> None:
-        if self._verdict is not None and not self._is_uploading:
-            self._is_uploading = True
-            self._out.append(Upload(self._verdict))
-
-    def _finish(self, now: float) -> None:
-        """A verdict is in the store. The leader tells the others first: its coordinator wants it to exit."""
-        if self.leads and not self.rules.is_alone:
-            self._say(is_uploaded=True)
-        else:
-            self._exit_when_quiet(0, _DECIDED)
+    def _upload(self, verdict: Verdict) -> None:
+        self._hand_out_once("upload", Upload(verdict))
 
     def _leave(self, why: str, now: float) -> None:
         """Take part in nothing any more. Where nobody replaces this pod, that is the job's end."""
@@ -497,6 +450,4 @@ class NodePolicy:
         has_begun, seconds = self.status.round != NO_ROUND, f"{self.rules.rendezvous:g} s"
         text = "was lost, and none took its place" if has_begun else "did not come"
         missing = Verdict("missing", f"node 0 {text} within {seconds}", self._books.round, nodes=("0",))
-        self._verdict = judge(self._books, self.status.leader.term, self.rules) or missing
-        self._verdict_since = now
-        self._upload()
+        self._upload(judge(self._books, self.status.leader.term, self.rules) or missing)

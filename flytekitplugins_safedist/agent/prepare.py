@@ -103,9 +103,8 @@ class Job:
             arrival.of_no_task(error, call.environment)
             raise
         flyte = task_context.take()
-        budgets = settings.max_restarts, settings.max_replacements, settings.preflight
-        attempt = arrival.Attempt(place, settings.timeouts, *budgets, flyte, arrival.run_id(flyte, call.environment))
         settings = replace(settings, nproc_per_node=place.nproc_per_node)
+        attempt = arrival.Attempt(place, settings, flyte, arrival.run_id(flyte, call.environment))
         return cls(call, settings, backends.create(settings.backend), attempt, arrival.job_name(flyte))
 
     @property

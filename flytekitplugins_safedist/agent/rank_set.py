@@ -188,11 +188,6 @@ class Ranks:
         )
 
     @property
-    def failed(self) -> bool:
-        """Whether any rank has failed, whether or not its process has ended."""
-        return any(member.outcome is not None and member.outcome.failed for member in self._members)
-
-    @property
     def finished(self) -> bool:
         """Whether every rank has succeeded and ended. A rank that reported but lingers is ended after its time, once:
         what SIGKILL cannot end (a process that waits for a wedged GPU or NFS) does not take back what it reported."""
@@ -306,7 +301,7 @@ class Ranks:
 
     @property
     def failures(self) -> int:
-        """How many ranks have failed."""
+        """How many ranks have failed, whether or not their processes have ended."""
         return sum(member.outcome is not None and member.outcome.failed for member in self._members)
 
     @property

@@ -16,12 +16,12 @@ from ..errors import JobInterruptedError, LaunchError, SafedistError
 from ..rank import literals
 from ..record import run_page
 from ..store.errors import one_line
-from . import arrival, checks, comeback, ending, prepare
+from . import arrival, checks, ending, prepare
 from .actions import Exit
 from .membership import Membership
-from .node import NodeAgent
+from .node import NodeAgent, Report
+from .policy import DECIDED
 from .prepare import Job, NodePlan, TaskCall
-from .reports import Report
 from .verdict import Verdict, of_error
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The job has ended, and node 0 has uploaded how."""
+    """The job has ended, and another node has uploaded how."""
 
 
 def run(call: TaskCall) -> Done | Elsewhere | Verdict:
@@ -67,9 +67,9 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
     job = Job.of(call)
     place = job.attempt.topology
     # Again: staging may have taken its time; and with a command of the user's own nobody has looked before it.
-    if not place.alone and comeback.is_decided(job.attempt.verdict_is_there, say):
+    if not place.alone and ending.is_decided(job.attempt.verdict_is_there, say):
         with call.server or contextlib.nullcontext():
-            say(comeback.LEAVES)
+            say(DECIDED)
         return Elsewhere()
     for note in place.notes:
         logger.warning(note)
@@ -78,7 +78,7 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
             plan = prepare.prepare(job, held)
         except SafedistError as error:
             held.close()  # nothing of it is left when the others hear of it
-            if arrival.is_told(error, job.attempt):
+            if not error.is_platforms and arrival.is_told(error, job.attempt):
                 return Elsewhere()
             raise
         say(_start_line(plan))
@@ -86,7 +86,7 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
         if loss is not None:
             say(loss)
         report, is_ours = _attend(plan, held)
-        plan.scratched.succeeded = report.verdict is None
+        plan.scratched.succeeded = report.has_succeeded
         result = _result(report) if is_ours else Elsewhere()
     # Last, when all is tidied up: a log is read from its end.
     by_hand = job.is_local and report.verdict is not None and is_ctrl_c(report.verdict.error)
@@ -117,15 +117,14 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
     except BaseException as error:
         # This place stays free for the pod that takes it. Where a job ends in order, it has left, or stays until the
         # upload is done (:mod:`.ending`).
-        joined.close(ended=False)
+        joined.close(decided=False)
         verdict = of_error(error) if isinstance(error, SafedistError) else None
         if verdict is not None and ending.is_the_end(verdict.error, place):
             stopping.finish()
             agent.report.verdict, agent.report.result = verdict, None
             _show(agent)
             return agent.report, True
-        uploads_here = place.max_nodes == 1 or not place.node_rank
-        if uploads_here or not isinstance(error, SafedistError) or error.is_platforms:
+        if joined.leads or not isinstance(error, SafedistError) or error.is_platforms:
             raise
         raise ending.cannot_do_its_part(error, place) from error
     return agent.report, is_ours
@@ -145,12 +144,12 @@ def _to_the_end(agent: NodeAgent, joined: Membership) -> bool:
     if isinstance(finish, Exit):
         if finish.code != 0:
             raise ending.undecided(finish, joined)
-        say(comeback.LEAVES if not agent.report.rounds else "node 0 has uploaded")
-        joined.close(ended=True)
+        say(finish.why)
+        joined.close(decided=True)
         return False
     stopping.finish()
     if joined.rules.is_alone:
-        joined.close(ended=True)
+        joined.close(decided=False)  # nobody else is to hear of it
     else:
         ending.stay(joined)
     return True
@@ -199,7 +198,9 @@ def _start_line(plan: NodePlan) -> str:
 
 
 def _end_line(report: Report, preparing: float) -> str:
-    how = "failed" if report.verdict is not None else "succeeded"
+    how = "succeeded" if report.has_succeeded else "failed"
+    if report.verdict is None and not report.has_succeeded:
+        how = "the attempt has ended, as its result says,"
     phases = {"prepare": preparing, **report.seconds}
     total = phases.pop("total") + preparing
     listed = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())

@@ -41,7 +41,7 @@ class RoundSaving:
         """Called again and again: pass on what the ranks have written on their pages."""
         now = time.monotonic()
         if not self._policy.status.listens and any(page.listens for page in self._pages):
-            self._act(self._policy.on_listen(now))
+            self._act(self._policy.on_fact(now, listens=True))
         count = sum(page.asked for page in self._pages)
         if count != self._count:
             self._count = count
@@ -54,7 +54,7 @@ class RoundSaving:
             return  # they are to return, which is more than a save: a pod must not leave before that
         if all(page.finished(save.call, urgent=save.is_urgent) for page in self._pages):
             self._save = None
-            self._act(self._policy.on_save(save.call, now))
+            self._act(self._policy.on_fact(now, saved=save.call))
 
     def call(self, number: int) -> None:
         """Each rank says the first step that it has not passed, and does not pass it."""
@@ -64,7 +64,7 @@ class RoundSaving:
         # Whoever asks from here on may be past the step, and is answered anew.
         self._count = sum(page.asked for page in self._pages)
         floors = [floor for page in self._pages if (floor := page.floor) is not None]
-        self._act(self._policy.on_floor(Floor(number, max(floors, default=-1)), time.monotonic()))
+        self._act(self._policy.on_fact(time.monotonic(), floor=Floor(number, max(floors, default=-1))))
 
     def save(self, save: SaveAt) -> None:
         """All ranks save at this step."""

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import socket
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -37,7 +38,7 @@ def make_job(root: Path) -> JobScratch:
     """Make a job directory that no other job, attempt or process has (the kernel's mkdir decides).
 
     Raises:
-        ScratchError: ``root`` cannot be written, or is too long for sockets and no link to it can be made.
+        ScratchError: ``root`` cannot be written, takes no sockets, or is too long for them and no link can be made.
     """
     root = root.absolute()  # a rank's TMPDIR holds wherever it goes
     with _writing(root):
@@ -46,6 +47,10 @@ def make_job(root: Path) -> JobScratch:
             job = JobScratch(path, short_for(path, below=_LONGEST_TMP))
             for each in (job.orders, job.logs, job.node, job.inputs):
                 each.mkdir(mode=0o700)
+            # What ranks and their agent meet at, and hand tensors over through; a mount of an object store takes none.
+            with socket.socket(socket.AF_UNIX) as tried:
+                tried.bind(str(job.short / "tried"))
+            (path / "tried").unlink()
         except BaseException:
             remove(path)
             raise
@@ -121,7 +126,7 @@ def _writing(path: Path) -> Iterator[None]:
             "the scratch directory cannot be made",
             where={"path": path},
             seen=f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}",
-            expected="a writable directory with room",
+            expected="a writable directory with room, which takes sockets",
             hint="set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to a directory that this user may write",
         ) from error
 

@@ -10,15 +10,19 @@ flytepropeller's ``executor.go``, ``isEligibleForRetry``):
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ..coordinator.books import Cause, Round
+from ..coordinator.messages import Status
 from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
 from ..failures import ROWS, Failure, Payer, is_full, mistake
 from ..rank.outcome import Raised, RankOutcome
-from ..rank.outcome_text import describe
+from ..rank.outcome_text import describe, how
+from ..texts import encodable
 from .disk import DiskLimit
 
 NOT_STARTED = "no rank was started"
@@ -144,9 +148,66 @@ def _listed(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-_RETURNED = "{returned} finished early, and the others then lost the connection to it. The first of them is:\n\n"
+_RETURNED = "{returned} finished early, and the others then lost the connection to it. The first of them is: "
 _RETURNED_HINT = (
     "let every rank take part in the same number of collective operations (uneven data: drop the last batch, or "
     "torch's Join), or end the function with a barrier"
 )
 _NETWORK_HINT = "look at the network between the nodes (NCCL_DEBUG=INFO, the NIC's counters), and at their timeouts"
+
+
+# --- a failure, as all nodes of the job know it -----------------------------------------------------------------------
+_NAME_CHARACTERS = 200
+"""Of an error's name: every node keeps that of each restart."""
+
+_DISK_CHARACTERS = 2048
+"""Of what is told about scratch: a line per rank, for more ranks than a node has."""
+
+
+def cause_of(outcome: RankOutcome, round_: Round, at: Status, *, limit: int, disk: str = "") -> Cause:
+    """A failure, as all nodes know it.
+
+    Args:
+        outcome: of the rank.
+        round_: in which.
+        at: its node.
+        disk: what scratch holds there, where that matters.
+        limit: bytes of its text.
+    """
+    return Cause(
+        round_,
+        outcome.rank,
+        _name(outcome)[:_NAME_CHARACTERS],
+        _dumped(outcome, disk, limit),
+        outcome.time_ns,
+        echo=outcome.end.echo,
+        repeats=(outcome.raised is not None and outcome.raised.repeats)
+        or (outcome.gpu is not None and outcome.gpu.stays),
+        is_timeout=outcome.timed_out,
+        step=outcome.step if outcome.end.is_the_codes else -1,
+        machine=at.ground,
+        is_machines=outcome.gpu is not None and outcome.gpu.stays,
+        where=f"{at.name} ({at.where})",
+    )
+
+
+def told_by(cause: Cause) -> tuple[RankOutcome, str] | None:
+    """The inverse: the outcome's record, and what scratch holds; None where the text is gone."""
+    try:
+        data = json.loads(cause.text)
+        return RankOutcome.from_json(data["outcome"]), str(data["disk"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _dumped(outcome: RankOutcome, disk: str, limit: int) -> str:
+    def dump(cause: RankOutcome) -> str:
+        return json.dumps({"outcome": cause.to_json(), "disk": encodable(disk[:_DISK_CHARACTERS])}, ensure_ascii=False)
+
+    return dump(outcome.fitting(limit, dump))
+
+
+def _name(outcome: RankOutcome) -> str:
+    if outcome.gpu is not None:
+        return outcome.gpu.what
+    return how(outcome).removeprefix("raised ")

@@ -158,21 +158,25 @@ class Mark:
     Args:
         page: that its rank 0 shares with its agent.
         store: where it saves.
+        leave_pointer: tells the next attempt so.
     """
 
-    def __init__(self, page: RankPage, store: Store) -> None:
+    def __init__(self, page: RankPage, store: Store, leave_pointer: Callable[[], object]) -> None:
         self._over = threading.Event()
         run = contextvars.copy_context().run  # flytekit's way to the store is found through it
-        self._thread = threading.Thread(target=run, args=(self._run, page, store), name="safedist-leaving", daemon=True)
+        self._thread = threading.Thread(
+            target=run, args=(self._run, page, store, leave_pointer), name="safedist-leaving", daemon=True
+        )
         self._thread.start()
         context.in_any_case(self.remove)
 
-    def _run(self, page: RankPage, store: Store) -> None:
+    def _run(self, page: RankPage, store: Store, leave_pointer: Callable[[], object]) -> None:
         while not page.preempted:
             if self._over.wait(_LOOK_SECONDS):
                 return
         try:
             store.put(MARK, socket.gethostname().encode())
+            leave_pointer()  # last: who finds the place by it finds the mark
         except Exception as error:  # the save itself is tried all the same, and the mark may be there
             logger.warning(f"the next attempt is not told that this pod still saves: {error}")
         self._over.wait()
@@ -197,7 +201,7 @@ def wait_for_others(store: Store, seconds: float) -> None:
         logger.info(f"waiting for the pod of the attempt before ({host}), which still saves to {store.url}")
     while mark is not None and store.get(MARK) is not None:
         if time.monotonic() > until:
-            logger.warning(f"{host} has committed no save in {seconds:g} s: it was killed before it could")
+            logger.warning(f"{host} has committed no save in {seconds:g} s, and is not waited for any longer")
             _remove(store)
             return
         time.sleep(_ASK_SECONDS)

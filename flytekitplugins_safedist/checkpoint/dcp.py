@@ -29,14 +29,12 @@ from ..compat import torch as torch_inside
 from ..errors import CheckpointError
 from .group import JobRanks
 from .pieces import Path, Piece, dtype_of, flat, parts, without_autograd
-from .saves import MANIFEST, DamagedError, Manifest, read_manifest
+from .saves import METADATA, DamagedError, Manifest, read_manifest
 from .state import is_trained, path_of, targets, tree_of
 from .store import Store, crc32
 from .values import from_bytes
 
 logger = logging.getLogger(__name__)
-
-METADATA = ".metadata"
 
 
 def part_of(rank: int) -> str:
@@ -100,8 +98,8 @@ def write(pieces: Sequence[Piece], store: Store, save: str, part: str) -> list[i
         return [file.size, at, file.crc]
 
 
-def commit(store: Store, save: str, draft: Manifest, tables: Mapping[str, list[int]]) -> None:
-    """In rank 0: make a save of what all have written.
+def manifest_of(store: Store, save: str, draft: Manifest, tables: Mapping[str, list[int]]) -> Manifest:
+    """In rank 0: the manifest of what all have written, which torch's tools need no more of.
 
     Args:
         store: where.
@@ -124,8 +122,7 @@ def commit(store: Store, save: str, draft: Manifest, tables: Mapping[str, list[i
     store.make(save)  # of nothing at all no rank has written
     with store.part(f"{save}/{METADATA}") as file:
         file.write(_for_torchs_tools([*items.values()], for_tools))
-    manifest = replace(draft, sizes={**sizes, METADATA: file.size}, items=[*items.values()], torch=torch.__version__)
-    store.put(f"{save}/{MANIFEST}", manifest.to_bytes())
+    return replace(draft, sizes={**sizes, METADATA: file.size}, items=[*items.values()], torch=torch.__version__)
 
 
 def _read_tables(store: Store, save: str, tables: Mapping[str, list[int]]) -> list[Any]:

@@ -94,7 +94,7 @@ class JobRanks:
         """
         lane, value = f"{self._place}/{'write' if writing else 'call'}", None
         turn, self._turns[lane] = self._turns[lane], self._turns[lane] + 1
-        key, word = f"{lane}/{turn}", [mine, failure and _told(failure)]
+        key, word = f"{lane}/{turn}", [mine, failure and text_of(failure)]
         if self.rank == 0:
             try:
                 others = (self._wait(f"{key}/{rank}", rank, call, writing) for rank in range(1, self.size))
@@ -102,7 +102,7 @@ class JobRanks:
                 failed = next(([rank, text] for rank, text in enumerate(failures) if text), None)
                 value = decide(values) if failed is None else None
             except Exception as error:
-                failure, failed = failure or error, [0, _told(error)]
+                failure, failed = failure or error, [0, text_of(error)]
             self._answer(lane, turn, [value, failed])
         else:
             self._meeting.set(f"{key}/{self.rank}", json.dumps(word).encode())
@@ -152,7 +152,8 @@ def _missed(call: str, seen: str, waited: float, patience: float) -> None:
         )
 
 
-def _told(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """What the others are told of it."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 from ..compat import before_threads_end
 from ..errors import CheckpointError, ConfigError, NotInTaskError, Problem, SafedistError
@@ -19,7 +19,7 @@ from ..fs.identity import known_identity
 from ..rank import context
 from ..record.writer import RECORDER
 from . import agreement, places, saves
-from .group import JobRanks, failure_of
+from .group import JobRanks, failed_elsewhere, failure_of, text_of
 from .saves import DamagedError, Manifest
 from .store import Store
 
@@ -31,8 +31,10 @@ logger = logging.getLogger(__name__)
 
 _SAY_AFTER_SECONDS = 1.0
 """A wait for the save before is said in the log from here on."""
-_LATEST: WeakValueDictionary[str, Checkpoints] = WeakValueDictionary()
-"""Who has saved last at each place, of this process."""
+_BEGUN: set[str] = set()
+"""Saves that this process has begun, at all places."""
+_TRIES = 3
+"""How often a restore lists the saves: who saves there may have removed all of them meanwhile, for newer ones."""
 _LAST_SECONDS = 10.0
 """How long a rank that raises lets its save in flight go on: the others write on as long, and then it is committed."""
 
@@ -89,10 +91,10 @@ class Checkpoints:
         self._count = 0  # saves that this process has committed
         self._saved: int | None = None  # the newest step in the own place, as far as is known
         self._mine: list[str] = []  # saves that this process has begun; rank 0's, as are
+        self._newest = 0  # the latest time in a name in the place, as far as is known
         self._damaged: set[str] = set()  # saves that it has passed over, and
-        self._stranger: Checkpoints | str | None = None  # who else saves at this place meanwhile
-        self._back_to: int | None = None  # the step that the user has gone back to, and
-        self._needed: str | None = None  # the save of it
+        self._stranger = ""  # who else saves at this place meanwhile
+        self._back_to: int | None = None  # the step that the user has gone back to
         self.latest: int | None = None
         self._hear_of_the_end()
 
@@ -115,26 +117,30 @@ class Checkpoints:
         """
         ranks, began, call = self._meet("Checkpoints.restore"), time.monotonic(), "Checkpoints.restore"
         self._drain("restoring")
-        failure, damaged = failure_of(lambda: self._check(state)), []
-        found = ranks.agree(call, decide=lambda _: self._candidates(step), failure=failure)
-        store = self._use(found["place"])
-        source = store if found["source"] is None else Store(found["source"])
-        for name in found["names"]:
-            damage = self._load(source, name, state)
-            if damage is None:
-                self._resume(name, step, is_here=source is store)
-                self._say(
-                    f"resumed from {source.url}/{name} in {time.monotonic() - began:.1f} s; saves go to {store.url}"
-                )
-                return saves.step_of(name) + 1
-            damaged.append(f"{name}: {damage}")
-            self._damaged.add(name)
-            self._say(f"{source.url}/{name} is passed over: {damage}", logging.WARNING)
+        failure, damaged = failure_of(lambda: self._check(state)), dict[str, str]()
+        for _ in range(_TRIES):
+            found = ranks.agree(call, decide=lambda _: self._candidates(step), failure=failure)
+            store = self._use(found["place"])
+            source = store if found["source"] is None else Store(found["source"])
+            names = [name for name in found["names"] if name not in damaged]
+            for name in names:
+                damage = self._load(source, name, state)
+                if damage is None:
+                    self._resume(name, step, is_here=source is store)
+                    self._say(
+                        f"resumed from {source.url}/{name} in {time.monotonic() - began:.1f} s; saves go to {store.url}"
+                    )
+                    return saves.step_of(name) + 1
+                damaged[name] = damage
+                self._damaged.add(name)
+                self._say(f"{source.url}/{name} is passed over: {damage}", logging.WARNING)
+            if not names:
+                break
         if damaged or step is not None:
             raise CheckpointError(
                 "there are checkpoints, but none of them is complete" if damaged else "there is no such checkpoint",
                 where={} if step is None else {"step": step},
-                seen="; ".join(damaged) or f"steps {self.steps()} in {store.url}",
+                seen="; ".join(map(": ".join, damaged.items())) or f"steps {self.steps()} in {store.url}",
                 hint="restore one of them, or remove them (or save at another place) to begin anew",
             )
         is_kept = self._facts.given or self._facts.outputs
@@ -210,8 +216,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps of the saves that are in the place, the lowest first. Any rank may ask, by itself."""
-        store = self._place or Store(places.find(self._facts))
-        return sorted({saves.step_of(name) for name in saves.committed(store)})
+        return sorted({saves.step_of(name) for name in saves.committed(self._find())})
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -243,6 +248,9 @@ class Checkpoints:
         self._ranks = self._ranks or JobRanks(call)
         return self._ranks
 
+    def _find(self) -> Store:
+        return self._place or Store(places.find(self._facts))
+
     def _use(self, url: str) -> Store:
         """The place of all attempts; the user's own may have another path on each node."""
         self._place = self._place or Store(self._facts.own if self._facts.given else url)
@@ -251,7 +259,6 @@ class Checkpoints:
     def _check(self, state: MutableMapping[str, Any]) -> None:
         from . import state as states
 
-        states.check(state)
         states.collect(state, self._meet(), of_models=False)
         self._checked = True
 
@@ -278,7 +285,8 @@ class Checkpoints:
             return False
         page, rank = self._agreement.page, context.current_rank()
         if self._mark is None and rank.rank == 0 and rank.nnodes == 1 and page.preemption_seconds:
-            self._mark = agreement.Mark(page, self._use(places.find(self._facts)))
+            store = self._find()
+            self._mark = agreement.Mark(page, store, lambda: places.leave_pointer(self._facts, store.url))
         agreed = self._agreement.at(self, step, by_itself=self._every is not None, settle=self._settle)
         if agreed is None or agreed.urgent or self._ask_rank_0(step):
             return agreed is not None
@@ -314,7 +322,7 @@ class Checkpoints:
     # --- restore ------------------------------------------------------------------------------------------------------
     def _candidates(self, step: int | None) -> dict[str, Any]:
         """In rank 0: the saves to try, the newest first, and where they are."""
-        store, source = self._use(places.find(self._facts)), None
+        store, source = self._find(), None
         if self._agreement is not None:
             agreement.wait_for_others(store, self._agreement.page.preemption_seconds)
         names = saves.committed(store)
@@ -373,7 +381,7 @@ class Checkpoints:
     def _resume(self, name: str, step: int | None, *, is_here: bool) -> None:
         self.latest = self._last = saves.step_of(name)
         self._saved = self.latest if is_here else None
-        self._back_to, self._needed = step, name if step is not None else None
+        self._back_to, self._answer = step, (-1, False)
         if self._timer is not None:
             self._timer.begin()
 
@@ -391,8 +399,7 @@ class Checkpoints:
         def collect(*, of_models: bool) -> BaseException | None:
             return failure_of(lambda: mine.extend(states.collect(state, ranks, of_models=of_models)))
 
-        failure = failure_of(lambda: states.check(state)) or collect(of_models=False)
-        save = ranks.agree(call, step, self._open, failure=failure)
+        save = ranks.agree(call, step, self._open, failure=collect(of_models=False))
         if save is None:
             return
         mine = pieces.to_write(mine, ranks, call, collect(of_models=True))
@@ -418,36 +425,39 @@ class Checkpoints:
             raise CheckpointError("the ranks save different steps together", seen=seen, hint=hint)
         if self._saved == steps[0]:
             return None
-        store = self._use(places.find(self._facts))
+        store = self._find()
         self._refuse_strangers(store.url)
-        newest = saves.time_of(self._mine[-1]) if self._mine else saves.newest_time(store)
+        if not self._mine:
+            self._newest = max((saves.time_of(name) for name, _ in saves.directories(store)), default=0)
         if self._count == 0:
             places.leave_pointer(self._facts, store.url)
-        self._mine.append(saves.new_name(steps[0], after=newest))
+        self._mine.append(saves.new_name(steps[0], after=self._newest))
+        _BEGUN.add(self._mine[-1])
+        self._newest = saves.time_of(self._mine[-1])
         return {"place": store.url, "name": self._mine[-1]}
 
     def _refuse_strangers(self, url: str) -> None:
-        """In rank 0: raise CheckpointError where somebody else saves at this place, too: each removes the other's
-        saves, and a restart goes on from either's."""
-        before = _LATEST.get(url)
-        if before is not None and before is not self:
-            before._stranger = self
-        _LATEST[url] = self
-        if self._stranger is not None:
-            other = self._stranger if isinstance(self._stranger, str) else "another Checkpoints of this task"
+        """In rank 0: raise CheckpointError where somebody else saves at this place, too: each removes what the other
+        has saved before, and a restart goes on from either's."""
+        if self._stranger:
             raise CheckpointError(
                 "two save at one place: each removes the other's saves, and a restart goes on from either's",
                 where={"place": url},
-                seen=f"saves of {other}, since this one's first",
+                seen=f"saves of {self._stranger}, since this one's first",
                 hint='give each a place of its own: Checkpoints("s3://bucket/run-7/best", every=None)',
             )
 
     def _meet_stranger(self, store: Store, name: str) -> None:
         """In rank 0: see whose save it is that was not there when this life began. One of an earlier attempt of this
         job, whose pod is cut off and goes on, is passed over: it is the same training."""
-        job = saves.read_manifest(store, name).job
+        try:
+            job = saves.read_manifest(store, name).job
+        except DamagedError:
+            job = ""
         if job and self._job and job != self._job:
             self._stranger = f"job {job}"
+        elif name in _BEGUN:
+            self._stranger = "another Checkpoints of this task"
         elif self._is_to_say:
             logger.warning(f"somebody else saves at {store.url}, too: {name}. Each removes the other's saves")
 
@@ -455,30 +465,34 @@ class Checkpoints:
         """Write this rank's part, and in rank 0 commit the save. A collective of the threads that write."""
         from . import dcp
 
-        ranks, began, table, committed = self._meet(), time.monotonic(), list[int](), list[str]()
+        ranks, began, table, committed = self._meet(), time.monotonic(), list[int](), list[BaseException | None]()
         part = dcp.part_of(ranks.rank)
         if failure is None and self._buffers is not None:
             copies = self._buffers.copies
             failure = failure_of(lambda: table.extend(dcp.write(copies, store, name, part)))
 
-        def commit(tables: Sequence[list[int]]) -> None:
-            dcp.commit(store, name, draft, {dcp.part_of(rank): each for rank, each in enumerate(tables) if each})
-            committed.append(name)
+        def commit(tables: Sequence[list[int]]) -> str | None:
+            parts = {dcp.part_of(rank): each for rank, each in enumerate(tables) if each}
+            manifest = dcp.manifest_of(store, name, draft, parts)
+            committed.append(failure_of(lambda: saves.commit(store, name, manifest)))
+            return text_of(committed[0]) if committed[0] is not None else None
 
-        try:
-            ranks.agree("the save", table, commit, failure=failure, writing=True)
-        except Exception as error:
-            # Whoever was not told that the save failed leaves its part: rank 0 may be gone, or cut off, after the
-            # commit, and the save is whole.
-            told = failure is not None or (isinstance(error, SafedistError) and error.of_another)
-            if ranks.rank == 0 and not committed:
+        answer = list[str | None]()
+        error = failure_of(lambda: answer.append(ranks.agree("the save", table, commit, failure=failure, writing=True)))
+        if answer and answer[0] is not None:
+            error = committed[0] if committed else failed_elsewhere(0, answer[0])
+        if error is not None:
+            # Whoever does not know that there is no manifest leaves its part: rank 0 may be gone, or cut off, after the
+            # commit, or the store may have done what it denies; and the save is whole.
+            is_none = failure is not None or (isinstance(error, SafedistError) and error.of_another)
+            if ranks.rank == 0 and committed != [None]:
                 self._say(
                     f"the save of step {draft.step} failed, what was committed before stays: {error}", logging.WARNING
                 )
                 self._clear(lambda: saves.discard(store, name))
-            elif ranks.rank and told:
+            elif ranks.rank and is_none and not answer:
                 self._clear(lambda: store.withdraw(name, part))
-            raise
+            raise error
         self.latest = self._saved = draft.step
         self._count += 1
         if ranks.rank == 0:
@@ -488,9 +502,11 @@ class Checkpoints:
             self._clear(lambda: self._prune(store))
 
     def _prune(self, store: Store) -> None:
-        needed = () if self._needed is None else (self._needed,)
-        for name in saves.prune(store, self._keep, self._mine, needed, self._damaged)[:1]:
+        there = saves.directories(store)
+        for name in saves.of_others(there, self._mine)[:1]:
+            self._newest = max(self._newest, saves.time_of(name))
             self._meet_stranger(store, name)
+        saves.prune(store, saves.surplus(there, self._keep, self._mine, self._back_to, self._damaged))
 
     @property
     def _is_to_say(self) -> bool:

@@ -107,9 +107,12 @@ def outputs_of(facts: Facts, execution: str) -> list[str]:
 
 
 def find(facts: Facts) -> str:
-    """The place of all attempts. Writes nothing: a place that the user has given may be one to read from only."""
-    before = [] if facts.given else outputs_before(facts)
-    return next(filter(None, map(_pointer, before)), facts.own)
+    """The place of all attempts. Writes nothing: a place that the user has given may be one to read from only.
+
+    Where this attempt has saved counts first: one before it that is cut off may leave a pointer of its own only then.
+    """
+    prefixes = [facts.outputs, *outputs_before(facts)] if facts.outputs and not facts.given else []
+    return next(filter(None, map(_pointer, prefixes)), facts.own)
 
 
 def leave_pointer(facts: Facts, place: str) -> None:

@@ -22,8 +22,13 @@ from .store import Store
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+METADATA = ".metadata"
+"""torch's own record, for its tools: the file before the last."""
 FORMAT = 1
 _SAVE = re.compile(r"step-(?P<step>\d{12})\.(?P<ms>\d{13,})\.[0-9a-f]{8}")
+
+Directories = list[tuple[str, set[str]]]
+"""What a place holds: see :func:`directories`."""
 
 
 class DamagedError(Exception):
@@ -120,17 +125,14 @@ def time_of(name: str) -> int:
 
 def committed(store: Store) -> list[str]:
     """The names of the saves that have a manifest, the newest first."""
-    return sorted((name for name, files in _directories(store) if MANIFEST in files), key=time_of, reverse=True)
+    return [name for name, files in directories(store) if MANIFEST in files]
 
 
-def newest_time(store: Store) -> int:
-    """The latest milliseconds in a name, of a save that is whole or perhaps still written; 0 where there is none."""
-    return max((time_of(name) for name, _ in _directories(store)), default=0)
-
-
-def _directories(store: Store) -> list[tuple[str, set[str]]]:
-    """The directories of saves, whole or not, with what is in each. What has another name is somebody else's."""
-    return [(name, files) for name, files in store.saves().items() if _SAVE.fullmatch(name)]
+def directories(store: Store) -> Directories:
+    """The directories of saves, whole or not, with what is in each, the newest first. What has another name is somebody
+    else's."""
+    there = [(name, files) for name, files in store.saves().items() if _SAVE.fullmatch(name)]
+    return sorted(there, key=lambda each: time_of(each[0]), reverse=True)
 
 
 def read_manifest(store: Store, name: str) -> Manifest:
@@ -151,35 +153,66 @@ def discard(store: Store, name: str) -> None:
     store.remove(name)
 
 
-def prune(
-    store: Store, keep: int | None, mine: Sequence[str], needed: Collection[str], damaged: Collection[str]
-) -> list[str]:
-    """Remove all but the newest ``keep`` saves of a place, and what earlier lives of the job have left.
-
-    Args:
-        store: the place.
-        keep: how many saves stay; None: all.
-        mine: the names of this life's saves, in their order; the last of them stays.
-        needed: what stays in any case.
-        damaged: saves that are known not to be whole: they do not count.
-
-    Returns:
-        Saves that somebody else has committed since this life's first one was begun, the newest first.
+def commit(store: Store, name: str, manifest: Manifest) -> None:
+    """Make a save of what has been written.
 
     Raises:
-        CheckpointError, OSError: something cannot be removed; what can be is.
+        CheckpointError, OSError: the store says that it did not; it may have done it.
     """
-    count, failures, began = 0, list[Exception](), time_of(mine[0])
-    there = sorted(_directories(store), key=lambda each: time_of(each[0]), reverse=True)
+    store.put(f"{name}/{MANIFEST}", manifest.to_bytes())
+
+
+def of_others(there: Directories, mine: Sequence[str]) -> list[str]:
+    """Saves that somebody else has committed since this life's first one was begun, the newest first. Pure.
+
+    Args:
+        there: what the place holds.
+        mine: the names of this life's saves, in their order.
+    """
+    return [name for name, files in there if MANIFEST in files and _is_of_another(name, mine)]
+
+
+def _is_of_another(name: str, mine: Sequence[str]) -> bool:
+    return name not in mine and time_of(name) >= time_of(mine[0])
+
+
+def surplus(
+    there: Directories, keep: int | None, mine: Sequence[str], back_to: int | None, damaged: Collection[str]
+) -> list[str]:
+    """All but the newest ``keep`` saves, and what has failed, or an earlier life has left. Pure.
+
+    What somebody else has begun since is left alone: it is perhaps being written, or all that he has.
+
+    Args:
+        there: what the place holds.
+        keep: how many saves stay; None: all.
+        mine: the names of this life's saves, in their order; the last of them stays.
+        back_to: the step that training has gone back to, which stays.
+        damaged: saves that are known not to be whole: they do not count.
+    """
+    count, names = 0, []
     for name, files in there:
-        # What has no manifest, and is not older, is perhaps being written.
-        stays = keep is None or count < keep if MANIFEST in files else time_of(name) >= began
-        count += MANIFEST in files and name not in damaged
-        if not stays and name != mine[-1] and name not in needed:
-            try:
-                discard(store, name)
-            except Exception as error:
-                failures.append(error)
+        if _is_of_another(name, mine):
+            continue
+        is_whole = {MANIFEST, METADATA} <= files  # a manifest that comes late stands alone in what was removed
+        stays = is_whole and (keep is None or count < keep or step_of(name) == back_to)
+        count += is_whole and name not in damaged
+        if not stays and name != mine[-1]:
+            names.append(name)
+    return names
+
+
+def prune(store: Store, names: Sequence[str]) -> None:
+    """Remove saves.
+
+    Raises:
+        CheckpointError, OSError: one cannot be removed; the others are.
+    """
+    failures = list[Exception]()
+    for name in names:
+        try:
+            discard(store, name)
+        except Exception as error:
+            failures.append(error)
     if failures:
         raise failures[0]
-    return [name for name, files in there if MANIFEST in files and time_of(name) > began and name not in mine]

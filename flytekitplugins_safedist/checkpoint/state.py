@@ -212,8 +212,8 @@ def _tree(name: str, state: Mapping[str, Any]) -> Any:
 
 
 # --- save -------------------------------------------------------------------------------------------------------------
-def check(state: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if something in it cannot be saved at all; names it. No collective."""
+def _check(state: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if something in it cannot be saved at all; names it."""
     if not isinstance(state, MutableMapping) or not all(isinstance(name, str) for name in state):
         seen, expected = (
             f"{type(state).__module__}.{type(state).__qualname__}",
@@ -234,9 +234,10 @@ def collect(state: Mapping[str, Any], ranks: JobRanks, *, of_models: bool) -> li
     """What this rank holds of models and their optimizers, or of all else. The former is a collective for FSDP1.
 
     Raises:
-        CheckpointError: something could not be loaded again; names it.
+        CheckpointError: the state is none, or something could not be loaded again; names it.
     """
-
+    if not of_models:
+        _check(state)
     trees = _trees([name for name in state if _is_of_models(name, state) == of_models], state)
     return [piece for name, tree in trees.items() for piece in _pieces(name, tree, state, ranks)]
 

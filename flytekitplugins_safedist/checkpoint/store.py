@@ -188,10 +188,13 @@ class Store:
         return f"{self._root}/{name}".rstrip("/")
 
     def _list(self, name: str) -> dict[str, int]:
-        """Names and sizes of what is in a directory."""
+        """Names of what is in a directory; of objects with their sizes."""
         self._fs.invalidate_cache()
         path = self._path(name)
-        entries = self._ask(f"list {path}", lambda: self._fs.ls(path, detail=True), path) or []
+        if self._on_disk:  # names alone: fsspec of 2023 has nothing of a directory from which something goes meanwhile
+            names = self._ask(f"list {path}", lambda: [each.name for each in Path(path).iterdir()], path)
+            return dict.fromkeys(names or [], 0)
+        entries = self._ask(f"list {path}", lambda: self._fs.ls(path, detail=True)) or []
         sizes = {str(entry["name"]).rstrip("/"): int(entry.get("size") or 0) for entry in entries}
         return {at.rpartition("/")[2]: size for at, size in sizes.items() if at != path}
 

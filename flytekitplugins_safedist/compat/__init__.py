@@ -1,7 +1,7 @@
-"""Private names of torch and flytekit: each is looked up in one place, by an error that names the versions.
+"""Private names of torch, flytekit and Horovod: each is looked up in one place, by an error that names the versions.
 
-What is private upstream may go in any release. Where we cannot do without such a name it stands in
-:mod:`.flytekit` or :mod:`.torch`, and nowhere else; that it is gone is said at once, never passed over: a checkpoint or
+What is private upstream may go in any release. Where we cannot do without such a name it stands in :mod:`.flytekit`,
+:mod:`.torch` or :mod:`.horovod`, and nowhere else; that it is gone is said at once, never passed over: a checkpoint or
 metadata that silently is not there costs more than a job that does not start.
 """
 
@@ -18,6 +18,7 @@ from ..errors import IncompatibleVersionError
 TESTED: dict[str, tuple[str, ...]] = {
     "flytekit": ("1.16.0", "1.16.31"),
     "torch": ("2.5.0", "2.8.0", "2.13.0", "2.14.1", "2.15.0"),
+    "horovod": ("0.28.1",),
 }
 """The versions with which this project's tests have run: docs/versions.md says which of the tests."""
 

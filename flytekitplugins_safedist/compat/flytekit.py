@@ -101,13 +101,6 @@ def write_decks(task: Any, inputs: Any, outputs: Any, ctx: Any) -> None:
     lookup(task, "_write_decks", of="flytekit")(inputs, outputs, ctx, ctx.user_space_params)
 
 
-def timed(name: str) -> Any:
-    """A context whose time is told in the task's timeline, if it has one."""
-    from flytekit.core.utils import timeit
-
-    return timeit(name)
-
-
 def deck_page(decks: Mapping[str, str]) -> str:
     """The page of all decks, as flytekit makes it, of their names and HTML."""
     from flytekit.deck import deck
@@ -121,16 +114,6 @@ def output_deck(name: str, parameters: Any) -> None:
     from flytekit.deck import deck
 
     lookup(deck, "_output_deck", of="flytekit")(name, parameters)
-
-
-def stock_container(above: Any, settings: Any) -> Any:
-    """The container that flytekit makes for a task.
-
-    Args:
-        above: ``super()`` of the class that overrides it.
-        settings: flytekit's ``SerializationSettings``.
-    """
-    return lookup(above, "_get_container", of="flytekit")(settings)
 
 
 # --- the context of a running task ------------------------------------------------------------------------------------

@@ -155,5 +155,10 @@ def recorder(backend: str) -> str:
     return f"{handler}?backend={'nccl2' if backend == 'nccl' else backend}" if is_hooked else handler
 
 
+def gives_up(backend: str) -> bool:
+    """Whether a backend ends what has lasted for its group's timeout. Nobody ends NCCL's where that is switched off."""
+    return not (backend.startswith("nccl") and os.environ.get(envvars.TORCH_NCCL_ASYNC_ERROR_HANDLING) == "0")
+
+
 def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in str(sys.modules["torch"].__version__).split("+")[0].split(".")[:2])

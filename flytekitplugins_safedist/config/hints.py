@@ -9,8 +9,9 @@ from typing import Any
 from .. import envvars
 from . import grace_period
 from .arguments import TaskArguments
-from .effective import gpus_of
+from .effective import LIMITS, gpus_of
 from .plan import Plan
+from .quantities import value_of
 from .validate import QUEUE_LABEL, has_slices
 
 _DEFAULT_IMAGE = re.compile(r"(?:.+/)?flyteorg/flytekit(?:[:@].*)?")
@@ -39,6 +40,9 @@ def hints(plan: Plan, arguments: TaskArguments, image: str | None) -> Iterator[s
         if gpus > plan.nproc_per_node:
             idle = f"{gpus - plan.nproc_per_node} GPUs stay idle unless ranks take several"
             yield f"{gpus} GPUs per {name}, but {plan.nproc_per_node} ranks: {idle}"
+    yield from _hints_of_scratch(plan)
+    if plan.config.profile is not None and plan.decks is None:
+        yield "profile is seen on the task's deck alone: set enable_deck=True of @task"
     if plan.nproc_per_node > 1 and has_slices(plan.resources, arguments.accelerator):
         yield "each rank sees one MIG slice, and NCCL joins no two slices of one GPU: use Gloo, or whole GPUs"
     yield from hints_of_template(plan, arguments)
@@ -50,6 +54,19 @@ def hints(plan: Plan, arguments: TaskArguments, image: str | None) -> Iterator[s
             "package and your training packages, and name it with container_image= of @task, or --image: the README's "
             '"Install" shows an ImageSpec'
         )
+
+
+def _hints_of_scratch(plan: Plan) -> Iterator[str]:
+    scratch = plan.scratch
+    if plan.size_limit is None or scratch.volume == "memory" or scratch.path is not None or scratch.claim is not None:
+        return
+    limits = {amounts.get((LIMITS, "ephemeral-storage")) for amounts in plan.resources.values()}
+    for field, value in filter(None, limits):
+        if (value_of(value) or 0) < plan.size_limit:
+            yield (
+                f"scratch.size_limit={scratch.size_limit} is above {field}={value}, at which the kubelet evicts the "
+                "pod: no rank is ended before. Lower it, or leave it out"
+            )
 
 
 def hints_of_template(plan: Plan, arguments: TaskArguments) -> Iterator[str]:

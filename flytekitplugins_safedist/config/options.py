@@ -109,7 +109,14 @@ CacheNames = Annotated[
     Must(lambda names: isinstance(names, (tuple, list, set, frozenset)), "is not a list of names", 'use ("triton",)'),
     Must(CACHE_NAMES.issuperset, "has a name that is unknown", "known are " + ", ".join(sorted(CACHE_NAMES))),
 ]
-Claim = Annotated[str, Must(lambda name: name and is_text(name), "is not a name", "name a PersistentVolumeClaim")]
+Claim = Annotated[
+    str,
+    Must(
+        re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?").fullmatch,
+        "is not the name of a PersistentVolumeClaim",
+        "use small letters, digits, '-' and '.'",
+    ),
+]
 QueueName = Annotated[
     str,
     Must(

@@ -17,7 +17,7 @@ from .options import SafeDistributed, SafeHorovod, parse_nodes
 from .registered import Registered
 from .roles import Role, roles
 from .typed import well_typed
-from .validate import problems_of_job
+from .validate import has_slices, problems_of_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def plan(
         "max_nodes": high,
         "nproc_per_node": config.nproc_per_node or gpus or 1,
         "nproc_is_open": config.nproc_per_node is None,
-        "gpus": gpus,
+        "gpus": 1 if gpus and has_slices(resources, arguments.accelerator) else gpus,
         "max_replacements": _replacements(config),
         "backend": "horovod" if isinstance(config, SafeHorovod) else "torch",
         "roles": members,

@@ -47,7 +47,7 @@ class Registered:
         min_nodes, max_nodes: equal for a fixed size.
         nproc_per_node: ranks per node.
         nproc_is_open: the user named no number of ranks: in a pod they follow the GPUs that it has.
-        gpus: of each pod, or None where nothing asks for any.
+        gpus: of each pod that a process sees: one where they are slices; None where nothing asks for any.
         start_method: "preload", or "spawn": then ranks are fresh interpreters.
         max_restarts: how often all ranks may be started again, in the whole job.
         max_replacements: how often nodes may be lost, in the whole job.
@@ -79,11 +79,6 @@ class Registered:
     def nnodes(self) -> str:
         """The number of nodes as users write it: ``"4"`` or ``"2:4"``."""
         return nodes_text(self.min_nodes, self.max_nodes)
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the job when every node is there."""
-        return self.max_nodes * self.nproc_per_node
 
     @property
     def size_limit(self) -> int | None:

@@ -159,9 +159,10 @@ class Coordinator:
             self._retire("the store is away, and nobody knows who leads this job", now)
         if now > self._silence_due:
             self._judge_silence(now)
-        inquiry = self._state.inquiry
-        if self._state.phase == "running" and inquiry.is_due(now):
-            inquiry.begin([each for each in self._state.ranks if self._is_linked(each)], now)
+        state = self._state
+        if state.phase == "running" and not state.unheard and state.inquiry.is_due(now):
+            # One whose connection is lost for now, too: all may wait for its ranks.
+            state.inquiry.begin([process for process, rank in state.ranks.items() if rank not in state.absent], now)
         return self._answer(now)
 
     def on_look(self, look: StoreLook, now: float) -> dict[str, Want]:
@@ -408,10 +409,6 @@ class Coordinator:
     def _retire(self, why: str, now: float) -> None:
         self._turn_away(self.me, why)
         self._end_round(why, now)
-
-    def _is_linked(self, process: str) -> bool:
-        seat = self._seats.get(process)
-        return seat is not None and seat.is_linked
 
     # --- who could begin ----------------------------------------------------------------------------------------------
     def _update_readiness(self, seat: Seat, now: float) -> None:

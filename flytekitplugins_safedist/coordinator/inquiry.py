@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from .messages import HangNotice, Status
 
-ANSWER_SECONDS = 10.0
-"""For every node to take its picture. One that is silent for longer is judged by its heartbeats."""
+ANSWER_SECONDS = 20.0
+"""For every node to take its picture: ten are needed where a rank does not answer at all. One that is silent for longer
+is judged by its heartbeats."""
 
 CONFIRM_SECONDS = 3.0
 """Between two pictures that must agree."""
@@ -64,7 +65,7 @@ class Inquiry:
         return is_free and (is_wanted or self._before is not None)
 
     def begin(self, there: Collection[str], now: float) -> None:
-        """Have the members that are there take a picture."""
+        """Have these members take a picture: all that are not lost for good."""
         self.look, self._since, self._missing = self.look + 1, now, set(there)
 
     def complete(self) -> int:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+OVER: dict[str, Any] = {"refused": "the round of this rank is over"}
+"""The answer to a call of a round that is over."""
+
 Answered = tuple[dict[str, Any], bytes]
 
 
@@ -25,7 +28,7 @@ class KeyValues:
             ValueError: it is none.
         """
         if self._closed:
-            return {"refused": "the round of this rank is over"}, b""
+            return OVER, b""
         try:
             key, op = str(call["key"]), call["op"]
             if op == "wait":
@@ -46,7 +49,7 @@ class KeyValues:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(event.wait(), seconds)
         if self._closed:
-            return {"refused": "the round of this rank is over"}, b""
+            return OVER, b""
         return {"there": key in self._values}, self._values.get(key, b"")
 
     def _changed(self, key: str, op: object, call: Mapping[str, Any], body: bytes) -> Answered:

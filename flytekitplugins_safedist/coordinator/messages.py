@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
+from mashumaro.config import BaseConfig
 from mashumaro.mixins.dict import DataClassDictMixin
 
 from .books import NO_LEADER, NO_ROUND, Books, Cause, Leader, Memory, Round, Verdict
@@ -150,6 +151,11 @@ class Status(DataClassDictMixin):
     books: Books | None = None
     ranks: int = 0
 
+    class Config(BaseConfig):
+        """What is as at first is not sent: thousands of these are."""
+
+        omit_default = True
+
     @property
     def ground(self) -> str:
         """The machine that the node is on, to tell them apart; without a name for it, each is alone on its own."""
@@ -166,8 +172,8 @@ class Status(DataClassDictMixin):
         return f"node {self.node}" if self.node is not None else f"the node on {self.host}"
 
     def dump(self) -> bytes:
-        """As a frame's content; without what is as at first."""
-        return _packed(_without_defaults(self, self.to_dict()))
+        """As a frame's content."""
+        return _packed({**self.to_dict(), "protocol": self.protocol})  # of which another version has another default
 
     @classmethod
     def parse(cls, content: bytes) -> Status:
@@ -176,10 +182,9 @@ class Status(DataClassDictMixin):
         Raises:
             ValueError: it is none of this version.
         """
-        data = _unpacked(content)
         try:
-            return cls.from_dict(data)
-        except Exception as error:  # mashumaro's, of any type
+            return cls.from_dict({"protocol": 0, **json.loads(content)})
+        except Exception as error:  # mashumaro's, json's, of any type
             raise ValueError(f"not a status: {type(error).__name__}: {error}") from error
 
     def refusal(self, job: str) -> str:
@@ -227,10 +232,15 @@ class Course(DataClassDictMixin):
     memory: Memory | None = None
     books: Books = field(default_factory=Books)
 
+    class Config(BaseConfig):
+        """What is as at first is not sent."""
+
+        omit_default = True
+
     @cached_property
     def content(self) -> bytes:
         """As JSON; made once for thousands of nodes."""
-        return _packed(_without_defaults(self, self.to_dict()))
+        return _packed(self.to_dict())
 
 
 @dataclass(frozen=True)
@@ -264,35 +274,12 @@ class Want:
         Raises:
             ValueError: it is none of this version.
         """
-        data = _unpacked(content)
         try:
+            data = json.loads(content)
             return cls(Course.from_dict(data["course"]), int(data["node_rank"]), str(data["leave"]))
         except Exception as error:
             raise ValueError(f"not a want: {type(error).__name__}: {error}") from error
 
 
-@cache
-def _defaults(kind: type) -> dict[str, object]:
-    own = {each.name: each.default_factory() for each in fields(kind) if each.default_factory is not MISSING}
-    return {**{each.name: each.default for each in fields(kind) if each.default is not MISSING}, **own}
-
-
-def _without_defaults(value: Any, data: dict[str, Any]) -> dict[str, Any]:
-    """As a dict, without what is as at first: thousands of these are sent."""
-    kind: Any = type(value)
-    defaults = _defaults(kind)
-    return {name: part for name, part in data.items() if getattr(value, name) != defaults.get(name, MISSING)}
-
-
 def _packed(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace")
-
-
-def _unpacked(content: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {str(error)[:200]}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"not an object: {type(data).__name__}")  # noqa: TRY004  (what arrives is a value of no type)
-    return data

@@ -44,18 +44,24 @@ def listener(host: str, port: int) -> socket.socket:
     return sock
 
 
-def is_here(host: str) -> bool:
-    """Whether ``host`` is this machine: the kernel binds no foreign address."""
+def is_here(host: str) -> bool | None:
+    """Whether ``host`` is this machine; None where the name has no address now. A pod resolves its own host name from
+    the first moment (/etc/hosts)."""
     if host == socket.gethostname():
         return True
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except socket.gaierror:
-        return False  # a pod resolves its own name from the first moment (/etc/hosts)
-    for family, kind, proto, _, address in found:
-        with suppress(OSError), socket.socket(family, kind, proto) as probe:
-            probe.bind(address)
-            return True
+        return None
+    return any(is_own(str(each[4][0])) for each in found)
+
+
+def is_own(address: str) -> bool:
+    """Whether an address is this machine's: the kernel binds no foreign one."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((address, 0))
+        return True
     return False
 
 

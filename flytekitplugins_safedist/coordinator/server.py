@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from .. import frames
@@ -32,7 +33,7 @@ from ..store.errors import one_line
 from ..topology import Endpoint
 from . import wire
 from .coordinator import Coordinator, JudgeReports
-from .kv import KeyValues
+from .kv import OVER, KeyValues
 from .messages import HangNotice, Status, Want
 from .ports import BACKLOG, listener
 from .rules import Rules
@@ -192,13 +193,13 @@ class Server:
         self._store = store
         self._say = say
         self._stores = ThreadPoolExecutor(1, "safedist leader's sign")
-        self._is_looking, self._is_well = False, True
+        self._is_renewing, self._is_well = False, True
         self._beat = max(0.05, min(5.0, rules.heartbeat / BEATS))
         self._ways: dict[str, _Connection] = {}
         self._open: set[_Connection] = set()
         self._keys, self._of_round = KeyValues(), ""
         self._answers: dict[str, dict[int, bytes]] = {}  # of this round, to a node's calls: b"" while it waits
-        self._calls: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._pictures: dict[str, tuple[str, int, tuple[Snapshot, ...]]] = {}
         self._clocks: dict[str, Ahead] = {}
         self._notes: dict[str, Note] = {}
@@ -305,6 +306,11 @@ class Server:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._loop.call_soon(self._loop.stop)  # after the connections' own last steps
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _tick(self) -> None:
         # First: whatever fails here, the coordinator is told of time.
         self._loop.call_later(min(_TICK_SECONDS, self._beat), self._tick)
@@ -316,11 +322,12 @@ class Server:
         self._do(self._coordinator.on_tick)
         if self._coordinator.is_retired:
             self._retire()
-        elif self._coordinator.lead.is_due(time.monotonic()):
-            self._look()
+        elif self._store is not None and not self._is_renewing and self._coordinator.lead.is_due(time.monotonic()):
+            self._is_renewing = True
+            self._begin(self._renew(self._store))
         look = self._coordinator.look_to_judge()
         if look:
-            self._judge(look)
+            self._begin(self._judge(look))
 
     def _do(self, act: Callable[[float], Mapping[str, Want]]) -> None:
         """Have the coordinator take something in, and hand out what it wants."""
@@ -352,91 +359,48 @@ class Server:
                 self._loop.call_later(_TICK_SECONDS, way.drop)  # when it has heard why
 
     # --- the store ----------------------------------------------------------------------------------------------------
-    def _look(self) -> None:
-        store = self._store
-        if store is None or self._is_looking:
-            return
-        self._is_looking = True
-        self._in_thread(store.look, self._see)
-
-    def _see(self, look: StoreLook | Exception) -> None:
-        self._is_looking = False
-        if isinstance(look, Exception):
-            self._note_trouble(look)
-            return
-        self._do(lambda now: self._coordinator.on_look(look, now))
-        sign, store = self._coordinator.lead.take_sign(), self._store
-        if sign is not None and store is not None and not self._coordinator.is_retired:
-            self._is_looking = True
-            self._in_thread(lambda: store.put(sign), self._have_put)
-
-    def _have_put(self, outcome: object) -> None:
-        self._is_looking = False
-        if isinstance(outcome, Exception):
-            self._note_trouble(outcome)
-            return
-        self._is_well = True
-        if self._coordinator.lead.in_doubt:  # it is read back at once: the others wait for it
-            self._look()
-
-    def _note_trouble(self, error: Exception) -> None:
-        if self._is_well:
-            self._say(f"the sign that this node leads the job cannot be put into the store: {one_line(error)}")
-        self._is_well = False
-
-    def _in_thread(self, work: Callable[[], object], then: Callable[[Any], object]) -> None:
-        def run() -> None:
-            try:
-                outcome: object = work()
-            except Exception as error:  # whatever the store's client raises
-                outcome = error
-            self._soon(then, outcome)
-
-        with suppress(
-            RuntimeError
-        ):  # this server closes; or the container may have no further thread: at the next look
-            self._stores.submit(run)
-            return
-        self._is_looking = False
+    async def _renew(self, store: SignStore) -> None:
+        """Look at the store, and put the sign there; while it is in doubt who leads, read it back at once: the others
+        wait for that."""
+        try:
+            while True:
+                look = await self._loop.run_in_executor(self._stores, store.look)
+                self._do(partial(self._coordinator.on_look, look))
+                sign = self._coordinator.lead.take_sign()
+                if sign is None or self._coordinator.is_retired:
+                    return
+                await self._loop.run_in_executor(self._stores, store.put, sign)
+                self._is_well = True
+                if not self._coordinator.lead.in_doubt:
+                    return
+        except Exception as error:  # whatever the store's client raises; or the container may have no further thread
+            if self._is_well:
+                self._say(f"the sign that this node leads the job cannot be put into the store: {one_line(error)}")
+            self._is_well = False
+        finally:
+            self._is_renewing = False
 
     # --- hangs --------------------------------------------------------------------------------------------------------
-    def _judge(self, look: int) -> None:
+    async def _judge(self, look: int) -> None:
         """Thousands of ranks take a second: the coordinator hears its nodes meanwhile."""
-        round_ = self._coordinator.course.round
+        round_, before = self._coordinator.course.round, self._coordinator.course.hang
         some = {
             process: snapshots
             for process, (name, number, snapshots) in self._pictures.items()
             if (name, number) == (str(round_), look)
         }
-
-        def work() -> None:
-            everybody = sorted((each for of_node in some.values() for each in of_node), key=lambda each: each.rank)
+        everybody = sorted((each for of_node in some.values() for each in of_node), key=lambda each: each.rank)
+        notice = None
+        with suppress(RuntimeError):  # the container may have no further thread: at the next look
+            judged = self._loop.run_in_executor(None, judge, everybody)
             try:
-                found: Hang | Exception | None = judge(everybody)
+                hang = await judged
+                notice = None if hang is None else _notice(hang, look, everybody)
             except Exception as error:  # a defect of ours, which must not pass in silence
-                found = error
-            self._soon(self._have_judged, round_, look, found, some, everybody)
-
-        threading.Thread(target=work, name="safedist-judge", daemon=True).start()
-
-    def _have_judged(
-        self,
-        round_: Any,
-        look: int,
-        found: Hang | Exception | None,
-        some: Mapping[str, tuple[Snapshot, ...]],
-        everybody: list[Snapshot],
-    ) -> None:
-        if isinstance(found, Exception):
-            self._inbox.put(found)
-            found = None
-        notice = None if found is None else _notice(found, look, everybody)
-        before = self._coordinator.course.hang
-        wants: dict[str, Want] = {}
+                self._inbox.put(error)
 
         def act(now: float) -> Mapping[str, Want]:
-            wants.update(self._coordinator.on_hang(round_, notice, now))
-            hang = self._coordinator.course.hang
+            wants, hang = self._coordinator.on_hang(round_, notice, now), self._coordinator.course.hang
             if hang is not None and hang != before:
                 self._show_evidence(hang, some, everybody)
             return wants
@@ -460,7 +424,7 @@ class Server:
         if process == self._process and not self._leads:
             self._leads = True
             self._loop.call_soon(self._tick)
-        self._do(lambda now: self._coordinator.on(status, now))
+        self._do(partial(self._coordinator.on, status))
 
     def _note_departure(self) -> None:
         """Those who have not come yet are waited for as well: they are to find the end, not a node 0 that never was."""
@@ -489,7 +453,7 @@ class Server:
             return
         if self._ways.get(process) is way:
             del self._ways[process]
-            self._do(lambda now: self._coordinator.on_disconnect(process, now))
+            self._do(partial(self._coordinator.on_disconnect, process))
         self._note_departure()
 
     def _greet(self, way: _Connection, status: Status) -> None:
@@ -546,12 +510,10 @@ class Server:
         for each in [each for each in answers if each < oldest]:
             del answers[each]
         if round_ != self._of_round:
-            self._send_answer(process, number, {"refused": "the round of this rank is over"}, b"")
+            self._send_answer(process, number, OVER, b"")
         elif number not in answers:
             answers[number] = b""
-            task = self._loop.create_task(self._answer(process, number, answers, call, body))
-            self._calls.add(task)
-            task.add_done_callback(self._calls.discard)
+            self._begin(self._answer(process, number, answers, call, body))
         elif answers[number]:
             self._ways[process].send(answers[number])
 
@@ -589,7 +551,7 @@ class Server:
 def _notice(hang: Hang, look: int, everybody: list[Snapshot]) -> HangNotice:
     """What all nodes hear of it: with a picture for a screen."""
     main = [_with_main_thread(each) for each in everybody]
-    shown = {**hang.__dict__, "picture": "\n".join(text(main).splitlines()[:_PICTURE_LINES]), "evidence": ""}
+    shown = {**hang.__dict__, "picture": "\n".join(text(main).splitlines()[:_PICTURE_LINES])}
     return HangNotice(look, hang.key, hang.rank, json.dumps(shown, ensure_ascii=False), hang.seconds)
 
 

@@ -44,7 +44,8 @@ def atomic_write(
         durable: fsync file and directory; without it a crash of the *machine* may lose the file or leave it empty.
 
     Raises:
-        FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was.
+        FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was; or it is the new file, and
+            its directory could not be brought to stable storage.
     """
     target = from_here(path)
     with made_aside(target, durable=durable) as draft:
@@ -75,8 +76,7 @@ def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterat
     Raises:
         PathBlockedError: something is there already: a directory with contents before the block runs; after it, if the
             block has made a directory, anything else, or one that others have made meanwhile.
-        FsError: the subclass that fits; nothing is left behind, and ``path`` is as it was. Also when the block has made
-            nothing.
+        FsError: as ``atomic_write``. Also when the block has made nothing.
     """
     target = from_here(path)
     with contextlib.suppress(OSError):  # there is none, or the rename will say what is wrong with it

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import json
 import os
-import secrets
 import threading
 import time
 import traceback
@@ -167,21 +166,25 @@ def once_per_node(key: str, work: Callable[[], T], *, timeout: float | None = No
 
 def once(group: Group, key: str, work: Callable[[], T], timeout: float | None) -> T:
     """As ``once_per_job``, among the ranks that name the same ``key``."""
-    tried, met = group.failed[key], group.meeting
+    tried, met, me = group.failed[key], group.meeting, [threading.get_ident()]
     place = f"once/{key}/{tried}"
-    me = f"{group} (pid {os.getpid()}, thread {threading.get_ident()})"
-    mine = f"{me} {secrets.token_hex(8)}"
+    mine = f"{group} (pid {os.getpid()}) {group.token}"
     worker = met.compare_set(f"{place}/worker", b"", mine.encode()).decode()
+    # The claim is this process's, be it that the answer to it was lost the last time; of its threads one works.
+    at_work = group.at_work.setdefault(place, me) if worker == mine else None
     try:
-        if worker == mine:
+        if at_work is me and met.wait(f"{place}/end", 0) is None:
             done: T = again(_work(group, place, key, work))
             return done
-        if worker.startswith(me) and met.wait(f"{place}/end", 0) is None:
+        if at_work is not me and at_work == me:
             raise FsError("this work waits for itself", where={"key": key}, hint="use another key inside the work")
         result: T = heed(group, place, key, worker.rpartition(" ")[0], timeout_s(timeout, WORK_SECONDS))
     except WorkFailedError:
         group.failed[key] = max(group.failed[key], tried + 1)
         raise
+    finally:
+        if at_work is me:
+            del group.at_work[place]
     return result
 
 

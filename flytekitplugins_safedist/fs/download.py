@@ -88,7 +88,9 @@ def download_once(
         by, node, place = once(group, f"download/{'job' if of_all else group.node}/{key}", work, left())
         if node == group.node:
             _see_that_it_is_there(target, Path(place), group)
-    return wait_for(target, made_by=f"the download of {name} on {by}", timeout=left())
+    wait_for(target, made_by=f"the download of {name} on {by}", timeout=left())
+    _see_that_it_is_of(target, uri)  # as this rank names it
+    return target
 
 
 def _address(source: Any) -> str:
@@ -346,13 +348,14 @@ class _Fetch:
             except Exception as error:
                 pause, is_wrong = jittered(tried, 0.5, 1.5), isinstance(error, (ValueError, NotImplementedError))
                 if isinstance(error, FsTimeoutError) or is_wrong or outlook(error) is not Outlook.TRANSIENT:
-                    left_behind.set()
                     raise
                 if tried == _TRIES or time.monotonic() + pause > self._deadline:
                     raise
                 log.warning("%s is fetched again in %.1f s: %s", self._name, pause, type(error).__name__)
                 discard(draft)
                 time.sleep(pause)
+            finally:  # whatever has ended this, Ctrl-C too
+                left_behind.set()
 
     def _get_unless(self, left_behind: threading.Event, draft: Path) -> None:
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextvars
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -43,11 +44,17 @@ class Group:
         rank: this process.
         size: how many they are.
         ends_with_rank_0: whether the place is gone as soon as rank 0's process has ended.
+
+    Attributes:
+        failed: tries of each work that have failed.
+        token: of this process.
+        at_work: its threads that work for all, by what at.
     """
 
     def __init__(self, meeting: Meeting, rank: int, size: int, *, ends_with_rank_0: bool = False) -> None:
         self.meeting, self.rank, self.size, self.ends_with_rank_0 = meeting, rank, size, ends_with_rank_0
         self.failed: Counter[str] = Counter()
+        self.token, self.at_work = secrets.token_hex(8), dict[str, list[int]]()
         self._turns: Counter[str] = Counter()
         self._lock = threading.RLock()  # a signal's handler may meet others, too
 
@@ -92,7 +99,17 @@ class Group:
             FsIdentityError: nothing says so.
         """
         local = os.environ.get(envvars.LOCAL_RANK) or os.environ.get(envvars.HOROVOD_LOCAL_RANK)
-        return (int(local) if local and local.isdecimal() else current_identity().local_rank) == 0
+        if local and local.isdecimal():
+            return int(local) == 0
+        identity = current_identity()
+        if identity.world_size != self.size:
+            raise FsIdentityError(
+                "nothing says which rank is the first of its node",
+                where={"rank": str(self)},
+                expected=f"{envvars.LOCAL_RANK}, where the program starts its ranks itself",
+                hint=f"set {envvars.LOCAL_RANK} in each of them",
+            )
+        return identity.local_rank == 0
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size} on {host()}"

@@ -75,7 +75,8 @@ class Evidence:
 
 def groups_file(socket: Path) -> Path:
     """Where a rank notes its groups: JSON, with ``groups`` (members by name, as :func:`text_of`), ``recorders`` (by
-    backend the question that torch answers with what it does; "" where it records nothing of it) and ``problem``."""
+    backend the question that torch answers with what it does; "" where it records nothing of it), ``endless`` (backends
+    that give up nothing) and ``problem``."""
     return socket.with_suffix(".groups")
 
 
@@ -106,7 +107,8 @@ def _groups() -> str:
         backends = {backend for _, _, named in groups for backend in named}
         recorders = {backend: torch_inside.recorder(backend) for backend in sorted(backends)}
         members = {name: text_of(ranks) for name, ranks, _ in groups}
-        return json.dumps({"groups": members, "recorders": recorders, "problem": ""})
+        endless = [backend for backend in recorders if not torch_inside.gives_up(backend)]
+        return json.dumps({"groups": members, "recorders": recorders, "endless": endless, "problem": ""})
     except IncompatibleVersionError as error:
         return json.dumps({"groups": {}, "recorders": {}, "problem": str(error)})
 

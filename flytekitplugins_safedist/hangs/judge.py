@@ -100,6 +100,9 @@ KINDS = {
 """By name, the most certain first: it decides where several ranks are missing. One that may come yet is waited for,
 whatever idle ranks there are beside it: they may wait for it in a way that nobody sees."""
 
+_UNSURE = ("gil", "input", "missing", "symmetric")
+"""What may be for a rank that does not say what it waits in, and computes: that is waited for as well."""
+
 _BUSY = 0.1
 """Cores that a rank uses which computes, with all that it has started, rather than waits. Horovod's thread, which wakes
 each millisecond, may use twice as many: a rank that others wait for is busy with up to so many more than they use."""
@@ -127,8 +130,9 @@ class Hang:
         what: has not ended: ``a collective``, ``a step``.
         seconds: for so long, the oldest one.
         is_endless: nobody but us would ever end it.
+        may_come: waiting longer may help.
         step: that the job is in: its last rank's; -1 where nobody knows.
-        picture, evidence: all ranks, as text: on a screen, and with all that was seen of them.
+        picture: of all ranks, as text for a screen.
     """
 
     kind: str
@@ -140,9 +144,9 @@ class Hang:
     what: str
     seconds: float
     is_endless: bool
+    may_come: bool
     step: int = -1
     picture: str = ""
-    evidence: str = ""
 
     def may_end(self, hangs: Hangs) -> bool:
         """Whether the job is to be ended for it. Where the user has not said after how long, only what a library would
@@ -150,8 +154,8 @@ class Hang:
         if hangs.action == "report":
             return False
         if hangs.floor is None:
-            return not self.is_endless and not KINDS[self.kind].may_come
-        return not KINDS[self.kind].may_come or self.seconds >= hangs.ceiling
+            return not self.is_endless and not self.may_come
+        return not self.may_come or self.seconds >= hangs.ceiling
 
 
 def judge(snapshots: Sequence[Snapshot]) -> Hang | None:
@@ -203,6 +207,11 @@ class _Job:
         is_loose = first.source == HOROVOD  # it has one count for all process sets
         return [each.rank for each in others] if is_loose and not behind else behind
 
+    def silent(self) -> list[int]:
+        """Members that do not say whether they have come."""
+        keys = {wait.key for wait in self.late} & self.waits.keys()
+        return sorted({each.rank for key in keys for each in self.others(key) if _is_silent(each, self.first(key))})
+
     def by_waits(self) -> Hang | None:
         """By what libraries have recorded; where nobody waits so for too long, by stacks."""
         if not self.late or len(self.ranks) < 2:
@@ -248,9 +257,8 @@ class _Job:
             counts = {wait.number for wait in own.values()}
             if first.source == HOROVOD and " of " not in first.operation and len(counts) > 1:
                 return self.hang("unnamed", (), f"{_who(own.values())}: tensors without a name, which each rank counts")
-        keys = {wait.key for wait in self.late}
-        silent = {each.rank for key in keys for each in self.others(key) if _is_silent(each, key)}
-        doubt = f"; nobody knows what rank {listed([*silent])} waits in" if silent else ""
+        silent = self.silent()
+        doubt = f"; nobody knows what rank {listed(silent)} waits in" if silent else ""
         first, is_all = self.late[0], len({wait.rank for wait in self.late}) == len(self.ranks)
         where = f", rank {first.rank} {self.ranks[first.rank].where}" if first.source == CALL else ""
         who = f"all ranks wait in {first}" if is_all and len({*map(str, self.late)}) == 1 else _who(self.late)
@@ -326,6 +334,7 @@ class _Job:
             what="a step" if self.late[0].source == STEP else "a collective",
             seconds=max(self.ranks[wait.rank].age(wait) for wait in self.late),
             is_endless=all(math.isinf(wait.timeout) for wait in self.late),
+            may_come=KINDS[kind].may_come or (kind in _UNSURE and bool(self.silent())),
             step=min(steps, default=-1) if step is None else step,
         )
 
@@ -334,8 +343,13 @@ def _stands(one: Snapshot) -> bool:
     return not one.moved and one.process.state not in ("T", "t") and not one.returned
 
 
+def _is_out(one: Snapshot) -> bool:
+    """Whether it comes to nothing as it is: it has returned, is stopped, or is in the kernel with all its threads."""
+    return one.returned or one.process.state == "T" or (one.is_stuck and not one.threads)
+
+
 def _is_behind(one: Snapshot, first: Wait) -> bool:
-    if one.returned or one.process.state == "T":
+    if _is_out(one):
         return True
     if first.source == CALL:
         return bool(one.threads)
@@ -344,8 +358,10 @@ def _is_behind(one: Snapshot, first: Wait) -> bool:
     return one.record.is_whole
 
 
-def _is_silent(one: Snapshot, key: str) -> bool:
-    return key not in one.record.begun and not one.record.is_whole
+def _is_silent(one: Snapshot, first: Wait) -> bool:
+    if _is_out(one) or first.source == HOROVOD:  # whose waits the rank's page has
+        return False
+    return not one.record.is_whole and (first.source == CALL or first.key not in one.record.begun)
 
 
 def _kind(one: Snapshot, idle: float = 0.0) -> str:

@@ -13,19 +13,22 @@ import json
 import math
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import stacks
 from .evidence import groups_file, ranks_of, text_of
 from .stacks import Stack
 from .waits import HOROVOD, Wait
 
+T = TypeVar("T")
+
 READ_SECONDS = 5.0
-"""For a rank to answer. It takes a millisecond; a second where its recorder holds 20,000 operations."""
+"""For a rank to answer all that is asked. It takes a millisecond; a second where it holds 20,000 operations."""
 
 LOCK_SECONDS = 0.5
 """For Python's lock, by somebody who needs it for less than a millisecond."""
@@ -73,20 +76,25 @@ def read(sockets: Mapping[int, Path], names: dict[int, Names]) -> dict[int, Rank
         sockets: by rank.
         names: of groups, by rank: kept from look to look.
     """
-    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        found = pool.map(lambda rank: _read(rank, sockets[rank], names.setdefault(rank, {})), sockets)
-        return {rank: record for rank, record in zip(sockets, found, strict=True) if record is not None}
+    found = _of_each(sockets, lambda rank: _read(rank, sockets[rank], names.setdefault(rank, {})))
+    return {rank: record for rank, record in found.items() if record is not None}
 
 
 def holding_the_interpreter(sockets: Mapping[int, Path]) -> list[int]:
     """Ranks in which torch's thread is there, and does not get Python's lock."""
 
-    def holds(path: Path) -> bool:
-        is_there = ask(path, "ping", LOCK_SECONDS) is not None
-        return is_there and ask(path, "dump_traceback", LOCK_SECONDS) is None
+    def holds(rank: int) -> bool:
+        is_there = ask(sockets[rank], "ping", LOCK_SECONDS) is not None
+        return is_there and ask(sockets[rank], "dump_traceback", LOCK_SECONDS) is None
 
-    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        return sorted(rank for rank, held in zip(sockets, pool.map(holds, sockets.values()), strict=True) if held)
+    return sorted(rank for rank, held in _of_each(sockets, holds).items() if held)
+
+
+def _of_each(ranks: Collection[int], look: Callable[[int], T]) -> dict[int, T]:
+    """What is found of each; nothing where the container may have no further thread."""
+    with contextlib.suppress(RuntimeError), ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        return dict(zip(ranks, pool.map(look, ranks), strict=True))
+    return {}
 
 
 def stack(path: Path) -> Stack | None:
@@ -116,7 +124,7 @@ def merge(rank: int, noted: Mapping[str, Any], dumps: Mapping[str, Any], names: 
         dumps: what recorders have said (torch's JSON); {} of one that has not answered.
         names: of its groups, as far as they are known; added to.
     """
-    reading = _Reading(rank, dict(noted.get("groups", {})), names)
+    reading = _Reading(rank, dict(noted.get("groups", {})), names, noted.get("endless", ()))
     for backend, dump in dumps.items():
         reading.take(backend, dump)
     problem = [noted["problem"]] if noted.get("problem") else []
@@ -135,8 +143,8 @@ def merge(rank: int, noted: Mapping[str, Any], dumps: Mapping[str, Any], names: 
 class _Reading:
     """Of one rank's recorders."""
 
-    def __init__(self, rank: int, members: dict[str, str], names: Names) -> None:
-        self._rank, self._members, self._names = rank, members, names
+    def __init__(self, rank: int, members: dict[str, str], names: Names, endless: Collection[str]) -> None:
+        self._rank, self._members, self._names, self._endless = rank, members, names, endless
         self.waits: dict[str, Wait] = {}
         self.begun: dict[str, int] = {}
         self.latest: list[tuple[str, int, str]] = []
@@ -188,12 +196,12 @@ class _Reading:
             inputs = zip(parts[0]["input_dtypes"], parts[0]["input_sizes"], strict=False)
             shapes = ", ".join(f"{kind}{list(size)}" for kind, size in inputs)
             operation += f" of {shapes}" if shapes else ""
-        timeout = int(entry.get("timeout_ms", 0)) / 1000
+        timeout = 0 if backend in self._endless else int(entry.get("timeout_ms", 0)) / 1000
         since = int(entry["time_created_ns"]) / 1e9
         return Wait(self._rank, name, members, operation, number, since, backend, timeout if timeout > 0 else math.inf)
 
 
-def ask(path: Path, what: str, seconds: float = READ_SECONDS) -> bytes | None:
+def ask(path: Path, what: str, seconds: float) -> bytes | None:
     """The answer of a rank's torch; None where there is none: it is not imported there, or the process is stopped."""
     connection = _Connection("rank", timeout=seconds)
     connection.path = path
@@ -219,7 +227,8 @@ def _read(rank: int, path: Path, names: Names) -> RankRecord | None:
     with contextlib.suppress(OSError, ValueError):  # not there yet
         noted = json.loads(groups_file(path).read_text())
     questions = noted.get("recorders", _ANY)
-    dumps = {name: _dump(path, question) for name, question in questions.items() if question}
+    until = time.monotonic() + READ_SECONDS
+    dumps = {name: _dump(path, question, until) for name, question in questions.items() if question}
     if not any(dumps.values()) and (dumps or not noted):
         return None
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):  # another torch's JSON
@@ -227,8 +236,8 @@ def _read(rank: int, path: Path, names: Names) -> RankRecord | None:
     return None
 
 
-def _dump(path: Path, question: str) -> dict[str, Any]:
-    answer = ask(path, question)
+def _dump(path: Path, question: str, until: float) -> dict[str, Any]:
+    answer = ask(path, question, max(0.001, until - time.monotonic()))
     with contextlib.suppress(ValueError):
         return dict(json.loads(answer or b"{}"))
     return {}

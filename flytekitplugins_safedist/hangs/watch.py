@@ -3,6 +3,7 @@ they are said to, and what is done about it, is the agent's."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -88,9 +89,10 @@ class Watch:
             self._asks = False
             late = self._late(ranks, *self._answers.get())
         if not self._asks and time.monotonic() >= self._next:
-            self._asks = True
             sockets = {each.rank: each.socket for each in ranks}
-            threading.Thread(target=self._ask, args=(sockets,), name="safedist-hangs", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # the container may have no further thread: at the next look
+                threading.Thread(target=self._ask, args=(sockets,), name="safedist-hangs", daemon=True).start()
+                self._asks = True
         return late
 
     def is_urgent(self, late: Iterable[Wait]) -> bool:
@@ -141,18 +143,21 @@ class Watch:
 
     def _ask(self, sockets: Mapping[int, Path]) -> None:
         began = time.monotonic()
-        records = recorders.read(sockets, self._names)
+        records: dict[int, RankRecord] = {}
         main: dict[int, Stack] = {}
-        for rank in sorted(records):
-            if time.monotonic() < self._mute.get(rank, 0.0):
-                continue
-            stack = recorders.stack(sockets[rank])
-            if stack is None:
-                self._mute[rank] = time.monotonic() + _MUTE_SECONDS
-            else:
-                main[rank] = stack
-        self._took = time.monotonic() - began
-        self._answers.put((records, main))
+        try:
+            records.update(recorders.read(sockets, self._names))
+            for rank in sorted(records):
+                if time.monotonic() < self._mute.get(rank, 0.0):
+                    continue
+                stack = recorders.stack(sockets[rank])
+                if stack is None:
+                    self._mute[rank] = time.monotonic() + _MUTE_SECONDS
+                else:
+                    main[rank] = stack
+        finally:  # whatever fails here: at the next look
+            self._took = time.monotonic() - began
+            self._answers.put((records, main))
 
     def _late(
         self, ranks: Sequence[LocalRank], records: dict[int, RankRecord], main: Mapping[int, Stack]

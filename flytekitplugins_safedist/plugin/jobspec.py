@@ -76,7 +76,8 @@ def _replica(role: Role, plan: Plan) -> dict[str, Any]:
     if getattr(role.written, "image", None):
         replica["image"] = role.written.image
     if countable(of_resources("", role.written)):
-        replica["resources"] = resources_of(plan.resources[role.name]).to_flyte_idl()
+        resources = convert_resources_to_resource_model(**as_flytekits(plan.resources[role.name]))
+        replica["resources"] = resources.to_flyte_idl()
     return replica
 
 
@@ -97,13 +98,9 @@ def _run_policy(plan: Plan) -> Any:
     )
 
 
-def resources_of(amounts: Amounts) -> Any:
-    """flytekit's model of what can be said of amounts in a role's message, or in a call's node."""
-    return convert_resources_to_resource_model(**as_flytekits(amounts))
-
-
 def as_flytekits(amounts: Amounts) -> dict[str, Any]:
-    """flytekit's ``Resources``, as ``requests`` and ``limits``."""
+    """What can be said of amounts in a role's message, or in a call's node: flytekit's ``Resources``, as ``requests``
+    and ``limits``."""
     names: Any = NAMES.items()
     return {
         part: Resources(**{own: listed[name].value for own, name in names if name in listed})

@@ -134,7 +134,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         problems = list(problems_of_variables(settings.env or {}, "--env"))
         if problems:
             raise ConfigError(problems)
-        container = flytekit_inside.stock_container(super(), settings)
+        container = super()._get_container(settings)
         return _with_environment(container, {**(container.env or {}), **self._registered_plan(settings).pinned()})
 
 

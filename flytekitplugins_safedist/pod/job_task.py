@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from flytekit import FlyteContext
+from flytekit.core.utils import timeit
 from flytekit.deck import Deck, DeckField
 from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.models.interface import TypedInterface
@@ -18,7 +19,6 @@ from .. import lastwords, stopping
 from ..agent import run
 from ..agent.prepare import TaskCall
 from ..agent.verdict import Origin, Verdict, of_error
-from ..compat import flytekit as flytekit_inside
 from ..config.registered import Registered
 from ..errors import SafedistError
 from ..plugin.task import raised_by
@@ -56,7 +56,7 @@ class JobTask:
         if DeckField.TIMELINE in (self._registered.decks or ()):  # as flytekit has it of any task
             ctx.user_space_params.decks.append(ctx.user_space_params.timeline_deck)
         try:
-            with flytekit_inside.timed("Execute user level code"):
+            with timeit("Execute user level code"):
                 done = self._run(ctx, inputs)
         except Exception as error:
             raise FlyteUserRuntimeException(error) from error

@@ -188,15 +188,16 @@ def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError |
         SystemExit: there is nothing to do, or another node has uploaded it (code 0); or nobody has, and this pod is to
             be started again.
     """
-    from ..agent import arrival, comeback
+    from ..agent import arrival, ending
+    from ..agent.policy import DECIDED
 
     said: list[str] = []
 
     def is_over() -> bool:
         return verdict.is_there(str(verdicts.prefix), ctx.file_access)
 
-    if verdicts.is_shared and comeback.is_decided(is_over, said.append):
-        logger.info(comeback.LEAVES)
+    if verdicts.is_shared and ending.is_decided(is_over, said.append):
+        logger.info(DECIDED)
         stopping.decided(0)
         raise SystemExit(0)
     for line in said:

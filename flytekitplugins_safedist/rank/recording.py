@@ -22,17 +22,19 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
     module = type(error).__module__
     qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
     message = _message(error)
-    links = [link for _, link in failures.evidence(error, lambda each: message if each is error else said(each))]
+    pairs = failures.evidence(error, lambda each: message if each is error else said(each))
+    links = [link for _, link in pairs]
     failure = failures.of_exception(links, world_size=world_size)
     is_platforms = failures.ROWS[failure].payer is failures.Payer.FLYTE
+    of_another = any(isinstance(each, SafedistError) and each.of_another for each, _ in pairs)
     return Raised(
         type=qualified[:_CODE_CHARACTERS],
         message=message,
         traceback=shown,
         failure=failure,
-        repeats=failures.repeats(failure, links),
+        repeats=not of_another and failures.repeats(failure, links),
         errnos=failures.errnos(links),
-        of_another=isinstance(error, SafedistError) and error.of_another,
+        of_another=of_another,
         code="" if is_platforms else ask(lambda: _own_code(error), str),
     )
 

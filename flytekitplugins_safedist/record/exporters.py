@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -47,16 +47,23 @@ def begin(
         ways.append(("prometheus", partial(_scraped, metrics.prometheus, held)))
     if metrics.otlp:
         ways.append(("otlp", _sending))
-    readers = []
+    readers: list[Any] = []
     for name, way in ways:
-        try:
+        with _warning(warn, f"no metrics for {name}"):
             readers.append(way())
-        except ImportError as error:
-            warn(f"no metrics for {name}: {error}: the image needs it (docs/metrics.md)")
-        except Exception as error:  # a port that is taken; a variable that the library cannot read
-            warn(f"no metrics for {name}: {type(error).__name__}: {error}")
     if readers:
-        held.callback(measure(readers, read, labels))
+        with _warning(warn, "no metrics"):
+            held.callback(measure(readers, read, labels))
+
+
+@contextmanager
+def _warning(warn: Callable[[str], object], what: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        warn(f"{what}: {error}: the image needs it (docs/metrics.md)")
+    except Exception as error:  # a port that is taken; a variable that the library cannot read
+        warn(f"{what}: {type(error).__name__}: {error}")
 
 
 def _scraped(port: int, held: ExitStack) -> Any:

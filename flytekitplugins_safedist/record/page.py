@@ -210,8 +210,8 @@ def _steps(found: Findings, ranks: Sequence[RankSummary]) -> str:
 
 
 def _memory(ranks: Sequence[RankSummary]) -> str:
-    most, most_gpu = (max((each, *map(of, ranks)), default=1) for each, of in ((1, _peak), (1, _gpu)))
-    if not any(map(_peak, ranks)):
+    most, most_gpu = (max([0, *each]) for each in ([rank.peak for rank in ranks], [rank.gpu for rank in ranks]))
+    if not most:
         return ""
     rows = []
     for rank in ranks:
@@ -220,14 +220,6 @@ def _memory(ranks: Sequence[RankSummary]) -> str:
         rows.append((rank.rank, peak, gpu, shown_seconds(rank.cpu)))
     heads = f"rank|most memory (0 to {most / 2**20:.0f} MiB)|most of its GPU's|processor time"
     return _figure("Memory", table(heads, rows))
-
-
-def _peak(rank: RankSummary) -> int:
-    return rank.peak
-
-
-def _gpu(rank: RankSummary) -> int:
-    return rank.gpu
 
 
 def _gpus(found: Findings, most: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ..config.options import Metrics
@@ -171,6 +172,8 @@ class RunRecord:
             self._phase("import", since + seconds, began - since - seconds)
         self._phase("prepare", began, run.prepared)
         self._views: Sequence[RankView] = ()
+        self._lacks = False
+        self._kept: Kept | None = None
         self._values: Readings = {}
         self._upload: threading.Thread | None = None
         self._line: Line | None = None
@@ -211,16 +214,22 @@ class RunRecord:
     def over(self, views: Callable[[], Sequence[RankView]], why: str = "") -> None:
         """The ranks of the round have ended, for what this node has found: node 0 is to know, before it hears of that
         end itself."""
+        if why:
+            self.why(why)
+        if self._round.is_open:
+            self._round.is_open, self._waiting_since = False, time.monotonic()
+            self._note(lambda: self._end_round(views()))
+
+    def _note(self, work: Callable[[], object]) -> None:
+        """No job fails for its picture."""
         try:
-            if why:
-                self.why(why)
-            if self._round.is_open:
-                self._end_round(views())
-        except Exception as error:  # no job fails for its picture
-            logger.warning(f"the record of this run lacks the end of a round: {type(error).__name__}: {error}")
+            work()
+        except Exception as error:  # of the file system, of a terminal that is gone, of what a rank has left
+            if not self._lacks:
+                logger.warning(f"the record of this run is not whole: {type(error).__name__}: {error}")
+            self._lacks = True
 
     def _end_round(self, views: Sequence[RankView]) -> None:
-        self._round.is_open, self._waiting_since = False, time.monotonic()
         unseen = [replace(view, how="nobody saw its end") if view.how == "running" else view for view in views]
         self._node.rounds[-1] = self._read(unseen)
         for older in self._node.rounds[:-_FULL_ROUNDS]:
@@ -246,7 +255,9 @@ class RunRecord:
         if now < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
-        shown = views()
+        self._note(lambda: self._look(views(), now))
+
+    def _look(self, shown: Sequence[RankView], now: float) -> None:
         self._see(shown)
         if self._line is not None and shown and self._round.is_open:
             self._line.draw(self._status(shown, now))
@@ -254,8 +265,7 @@ class RunRecord:
             return
         if self._upload is None or not self._upload.is_alive():
             self._next_page = now + PAGE_SECONDS
-            with suppress(RuntimeError):  # the container may have no further thread: no job fails for its picture
-                self._tell(self._so_far(shown))
+            self._tell(self._so_far(shown))
 
     def _so_far(self, views: Sequence[RankView]) -> NodeSummary:
         if not self._round.is_open:  # its ranks here have ended; those of other nodes may go on
@@ -337,18 +347,21 @@ class RunRecord:
     # --- at its end --------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """The job has ended here."""
-        self._end_upload()
-        self._see(())
-        self._held.close()
+        for work in (self._end_upload, lambda: self._see(()), self._held.close):
+            self._note(work)
 
     def leave(self, name: str, text: str) -> str:
         """Leave a text beside what the task makes, without its secrets; its address, or why it is not there: no failure
         waits for long until it can be told whole."""
+        return self._left(name, lambda: self._scrub(text).encode("utf-8", "backslashreplace"))
+
+    def _left(self, name: str, make: Callable[[], bytes]) -> str:
+        late = FsTimeoutError("the store has not answered", seen=f"{_LEAVE_SECONDS:g} s")
         try:
-            kept = Kept.of(is_local=self._run.is_local)
-            _put(kept, name, self._scrub(text).encode("utf-8", "backslashreplace"))
+            kept = self._kept = self._kept or Kept.of(is_local=self._run.is_local)
+            bounded(partial(kept.put, name, make()), _LEAVE_SECONDS, late)
         except Exception as error:  # whatever the store's client raises
-            return f"they could not be left ({one_line(error)})"
+            return self._scrub(f"could not be left ({one_line(error)})")
         return f"{kept.address}/{name}"
 
     def show(self, say: Callable[[str], object], *, code: str = "", cause: str = "") -> Shown:
@@ -360,7 +373,7 @@ class RunRecord:
             code, cause: of the job's verdict; "" where it succeeded.
         """
         run = self._run
-        self._end_upload()
+        self._note(self._end_upload)
         try:
             nodes = merged(self._node, self._others())
             found = findings.found_in(nodes)
@@ -370,14 +383,10 @@ class RunRecord:
                 logger.warning(findings.alone_line(found))
             if not run.is_local and not run.has_deck:
                 return Shown()
-            kept = Kept.of(is_local=run.is_local)
-            _put(kept, "trace.json.gz", trace.trace(nodes))
-            html = page.fragment(found, self._end(code, cause, trace=f"{kept.address}/trace.json.gz"))
-            if not run.is_local:
-                return Shown(html)
-            kept.put("run.html", page.whole(html, run.task).encode())
-            return Shown(html, f"{kept.address}/run.html")
-        except Exception as error:  # a full disk, a store that is down: what the job has made counts
+            place = self._left("trace.json.gz", lambda: trace.trace(nodes))
+            html = page.fragment(found, self._end(code, cause, trace=place))
+            return Shown(html, self._left("run.html", page.whole(html, run.task).encode) if run.is_local else "")
+        except Exception as error:  # what the job has made counts
             logger.warning(f"the record of this run could not be shown: {type(error).__name__}: {error}")
             return Shown()
 
@@ -385,8 +394,3 @@ class RunRecord:
         course = self._course()
         spent = [f"restart: {why}" for why in course.restarts] + [f"loss: {why}" for why in course.losses]
         return page.JobEnd(self._run.task, code, self._scrub(cause), [*map(self._scrub, spent)], trace, goes_on)
-
-
-def _put(kept: Kept, name: str, data: bytes) -> None:
-    late = FsTimeoutError("the store has not answered", seen=f"{_LEAVE_SECONDS:g} s")
-    bounded(lambda: kept.put(name, data), _LEAVE_SECONDS, late)

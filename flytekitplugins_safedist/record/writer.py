@@ -49,19 +49,19 @@ def stage(name: str) -> AbstractContextManager[object]:
 class Stage:
     """One run through a stage."""
 
-    __slots__ = ("_name", "_recorder", "_row", "_since")
+    __slots__ = ("_name", "_recorder", "_row", "_since", "_stack")
 
     def __init__(self, recorder: Recorder, name: str) -> None:
         self._recorder, self._name = recorder, name
 
     def __enter__(self) -> None:
-        self._row = self._recorder.enter(self._name)
+        self._row, self._stack = self._recorder.enter(self._name)
         self._since = time.monotonic()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._recorder.leave(self._row, self._since, time.monotonic())
+        self._recorder.leave(self._row, self._stack, self._since, time.monotonic())
 
 
 class Recorder:
@@ -144,8 +144,8 @@ class Recorder:
             row.number = number
 
     # --- stages ----------------------------------------------------------------------------------------------------
-    def enter(self, name: str) -> layout.StageRow:
-        """A stage begins."""
+    def enter(self, name: str) -> tuple[layout.StageRow, list[str]]:
+        """A stage begins; its row, and the open ones of this thread, for :meth:`leave`."""
         stack = self._open.__dict__.setdefault("stack", [])
         known = self._names.get(name) or self._new_name(name)
         path = known
@@ -159,15 +159,13 @@ class Recorder:
             self._cycle = self._cycle or path
             if path == self._cycle:  # no steps are told: the first stage, begun again, ends one
                 self._end_step(time.monotonic())
-        return row
+        return row, stack
 
-    def leave(self, row: layout.StageRow, since: float, now: float) -> None:
-        """It has ended."""
+    def leave(self, row: layout.StageRow, stack: list[str], since: float, now: float) -> None:
+        """It has ended, in any thread."""
         if self.pid != os.getpid():
             return
-        stack = self._open.stack
-        if stack:
-            stack.pop()
+        stack.pop()
         seconds = now - since
         row.times += 1
         row.seconds += seconds

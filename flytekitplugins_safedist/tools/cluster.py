@@ -24,6 +24,7 @@ class Cluster:
     def __init__(self, context: str | None, env: Mapping[str, str]) -> None:
         """Raises SafedistError: there is no kubeconfig, or it cannot be read."""
         from kubernetes import client, config
+        from kubernetes.config import kube_config
 
         kubeconfig = env.get("KUBECONFIG")
         settings = client.Configuration()
@@ -33,13 +34,13 @@ class Cluster:
                 self._namespace = (_SERVICE_ACCOUNT / "namespace").read_text()
             else:
                 config.load_kube_config(kubeconfig, context, settings)
-                contexts, current = config.list_kube_config_contexts(kubeconfig)
-                chosen = next((each for each in contexts if each["name"] == context), current)
+                files = kube_config.KubeConfigMerger(kubeconfig or kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
+                chosen = kube_config.KubeConfigLoader(files.config, active_context=context).current_context
                 self._namespace = chosen["context"].get("namespace") or "default"
-        except (config.ConfigException, OSError) as error:
+        except Exception as error:  # of a file that people write, and that the client takes as it comes
             raise SafedistError(
                 "no cluster can be asked",
-                seen=str(error),
+                seen=f"{type(error).__name__}: {error}",
                 hint="set KUBECONFIG, or name a context of `kubectl config get-contexts` with --context",
             ) from error
         self._api = client.ApiClient(settings)
@@ -84,7 +85,8 @@ class Cluster:
         about = (job or pods[0])["metadata"]
         names = {about["name"], *(pod["metadata"]["name"] for pod in pods)}
         events = self._list("/api/v1", "events", about["namespace"])
-        mine = [event for event in events if event["involvedObject"].get("name") in names]
+        words = {"reason": "", "message": ""}  # the API leaves out what is empty
+        mine = [{**words, **event} for event in events if event["involvedObject"].get("name") in names]
         nodes: list[Json] | None = None
         neighbours: list[Json] = []
         if any(pod["status"].get("phase") == "Pending" and not pod["spec"].get("nodeName") for pod in pods):

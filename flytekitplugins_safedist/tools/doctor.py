@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,12 @@ def output_of(program: str, *arguments: str) -> dict[str, Any] | str:
         return f"it takes more than {_SECONDS:.0f} s"
     if done.returncode < 0:
         return f"it ends with {signal.Signals(-done.returncode).name}: the build does not fit this machine"
-    answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
-    if done.returncode or not answers:
-        return (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return answers[-1]
+    answers = [line for line in done.stdout.splitlines() if line.startswith('{"')]  # libraries print, too
+    with suppress(ValueError, IndexError):
+        if not done.returncode:
+            answer: dict[str, Any] = json.loads(answers[-1])
+            return answer
+    return (done.stderr.strip().splitlines() or ["no output"])[-1]
 
 
 def _horovod(backend: str | None) -> Iterator[Finding]:

@@ -75,8 +75,9 @@ def _module(path: Path) -> Any:
         raise SafedistError("the file cannot be imported", where=where, seen=text, hint=hint) from error
     finally:
         sys.argv = options
-    if not path.samefile(str(module.__file__)):
-        raise SafedistError("another module has that name", where=where, seen=module.__file__, hint="rename the file")
+    found = getattr(module, "__file__", None) or "a part of Python itself"
+    if not Path(found).exists() or not path.samefile(found):
+        raise SafedistError("another module has that name", where=where, seen=found, hint="rename the file")
     return module
 
 
@@ -114,7 +115,11 @@ def template_of(task: Any, *, images: Sequence[str] = (), fast: bool = True) -> 
         fast_serialization_settings=FastSerializationSettings(enabled=fast),
     )
     task.has_hinted = True  # the summary does
-    return get_serializable(OrderedDict(), settings, task).template.to_flyte_idl()
+    try:
+        return get_serializable(OrderedDict(), settings, task).template.to_flyte_idl()
+    except AssertionError as error:
+        hint = "name what it asks for; registration would say the same"
+        raise SafedistError("flytekit cannot serialize it", where={"task": task.name}, seen=error, hint=hint) from error
 
 
 def with_image_names(task: Any, config: Any) -> Any:

@@ -60,7 +60,7 @@ class Reason(NamedTuple):
     who: str = ""
     """The pod that it is about: reasons that differ in this alone are told as one."""
     weight: int = 1
-    """0: only worth a line beside the others; 2: explains the others."""
+    """0: nothing is wrong with it, and it is worth a line where nothing else is said; 2: explains the others."""
     current: bool = True
     """False: it is over."""
 
@@ -76,7 +76,8 @@ def explain(picture: Picture) -> Explanation:
     """What the job waits for, or why it ended, and what mends it; at most ten lines."""
     state, is_over = _state(picture)
     reasons = list(_reasons(picture, is_over=is_over))
-    if any(reason.current for reason in reasons):
+    wrong = [reason for reason in reasons if reason.current and reason.weight]
+    if wrong:
         reasons = [reason for reason in reasons if reason.weight or not reason.current]
     about = picture.about
     lines = [f"{about['name']} ({'PyTorchJob' if picture.job else 'pod'} in {about['namespace']}): {state}"]
@@ -90,7 +91,7 @@ def explain(picture: Picture) -> Explanation:
             f"- and {len(lines) - MOST_LINES + 1} more line(s): kubectl describe pod, kubectl get events",
         ]
     failed = state.startswith("failed")
-    return Explanation(lines, not failed and not any(reason.current for reason in reasons))
+    return Explanation(lines, not failed and not wrong)
 
 
 def _together(reasons: list[Reason]) -> list[tuple[Reason, list[str]]]:
@@ -129,10 +130,12 @@ def _state(picture: Picture) -> tuple[str, bool]:
             )
     total = _replicas(picture)
     age = _age(picture.now - picture.since)
-    if phases["Running"] == total and all(map(_is_ready, picture.pods)):
-        return f"runs, {age} after it was made: {total} of {total} pods", False
+    elastic = picture.job["spec"].get("elasticPolicy", {}) if picture.job is not None else {}
+    ready = sum(map(_is_ready, picture.pods))
+    if ready and ready + phases["Succeeded"] >= elastic.get("minReplicas", total):
+        return f"runs, {age} after it was made: {ready} of {total} pods", False
     counts = ", ".join(f"{count} {phase.lower()}" for phase, count in sorted(phases.items()))
-    return f"waits, {age} after it was made: of {total} pod(s) {counts or 'none could be made'}", False
+    return f"waits, {age} after it was made: of {total} pod(s) {counts or 'none is there'}", False
 
 
 def _is_ready(pod: Json) -> bool:
@@ -160,10 +163,9 @@ def _of_the_job(picture: Picture) -> Iterator[Reason]:
     job = picture.job
     if job is None:
         return
-    queue = job["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
     if job["spec"].get("runPolicy", {}).get("suspend"):
-        waits = f"Kueue's queue {queue} has not admitted it" if queue else "spec.runPolicy.suspend is true"
-        yield Reason(f"the job is suspended: {waits}", "kubectl get workloads says what the queue waits for", weight=2)
+        waits = _queue(job) or "spec.runPolicy.suspend is true"
+        yield Reason(f"the job is suspended: {waits}", _WORKLOADS, weight=2)
     age = picture.now - picture.since
     is_untouched = not job.get("status", {}).get("conditions") and not picture.pods and not picture.events
     if is_untouched and not job["spec"].get("runPolicy", {}).get("suspend") and age > _PATIENCE:
@@ -172,6 +174,15 @@ def _of_the_job(picture: Picture) -> Iterator[Reason]:
             "start the training-operator: kubectl get pods -A | grep training-operator",
             weight=2,
         )
+
+
+_WORKLOADS = "kubectl get workloads says what the queue waits for"
+
+
+def _queue(held: Json) -> str:
+    """Of a job or pod that is held back; "" where it is in no queue of Kueue's."""
+    queue = held["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+    return f"Kueue's queue {queue} has not admitted it" if queue else ""
 
 
 class _Row(NamedTuple):
@@ -230,6 +241,11 @@ _NO_PLACE = (
         "the volume claim {1} is not there",
         "make it, or correct its name",
     ),
+    _Row(
+        r"were unschedulable",
+        "machines are cordoned",
+        "have them uncordoned (kubectl get nodes shows which), or add machines",
+    ),
     _Row(r"Too many pods", "machines are full of pods", "wait until others end, or add machines"),
 )
 _STOPS = {
@@ -279,7 +295,18 @@ def _of_the_pod(pod: Json, picture: Picture) -> Iterator[Reason]:
     status = pod["status"]
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            yield from _no_place(pod, condition.get("message", ""), picture)
+            if condition.get("reason") == "SchedulingGated":
+                gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates", []))
+                yield Reason(
+                    _queue(pod) or f"is held back by its scheduling gates: {gates}", _WORKLOADS, name, weight=2
+                )
+            else:
+                yield from _no_place(pod, condition.get("message", ""), picture)
+        # The kubelet says which containers are not ready; who gives its machine up says nothing.
+        is_unheard = condition["type"] == "Ready" and condition["status"] != "True" and not condition.get("message")
+        if is_unheard and status.get("phase") == "Running":
+            fix = "wait until it is back, or for the pod's replacement; kubectl describe node says more"
+            yield Reason(f"its machine {pod['spec'].get('nodeName')} does not answer", fix, name, weight=2)
     if status.get("reason"):  # Evicted, DeadlineExceeded, NodeLost, Shutdown, UnexpectedAdmissionError
         yield Reason(
             f"{status['reason']}: {_cut(status.get('message', ''))}",
@@ -290,28 +317,37 @@ def _of_the_pod(pod: Json, picture: Picture) -> Iterator[Reason]:
     limits = {one["name"]: one.get("resources", {}).get("limits", {}) for one in pod["spec"]["containers"]}
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         yield from _of_the_container(container, limits.get(container["name"], {}), pod, picture)
-    if pod["metadata"].get("deletionTimestamp"):
-        since = _clock(_time(pod["metadata"]["deletionTimestamp"]))
-        yield Reason(f"is being deleted, since {since} at the latest", who=name, weight=0)
+    if pod["metadata"].get("deletionTimestamp"):  # when its time to stop is over
+        ends, grace = _time(pod["metadata"]["deletionTimestamp"]), pod["metadata"].get("deletionGracePeriodSeconds", 0)
+        yield Reason(f"is being deleted, since {_clock(ends - grace)}", who=name, weight=0)
+
+
+_SCALES = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
+"""What the cluster autoscaler, and Karpenter, say of a pod that has no machine."""
 
 
 def _no_place(pod: Json, words: str, picture: Picture) -> Iterator[Reason]:
     name = pod["metadata"]["name"]
+    more = [event for event in sorted(_about(name, picture), key=_when) if event["reason"] in _SCALES][-1:]
+    is_coming = any(event["reason"] != "NotTriggerScaleUp" for event in more)
     for lacking in sorted(set(re.findall(r"Insufficient (\S+?)[,.]?(?=\s|$)", words))):
         request = sum((_request(one, lacking) for one in pod["spec"]["containers"]), Fraction(0))
         largest, free = _room(picture, lacking)
         text = f"waits for a machine: it asks for {lacking} {_amount(request, lacking)}, and no machine has that free"
+        fix = "wait until others end, ask for less per pod, or add machines"
         if largest is not None and largest < request:
-            text += f"; the largest has {_amount(largest, lacking)} in all, so it would wait for ever"
+            text += f"; the largest has {_amount(largest, lacking)} in all, so it waits until a larger one is there"
             fix = "ask for less per pod (fewer ranks per node, more nodes), or add such a machine"
-        else:
-            text += f"; the most that one has free is {_amount(free, lacking)}" if free is not None else ""
-            fix = "wait until others end, ask for less per pod, or add machines"
-        yield Reason(text, fix, name, weight=2)
+        elif free is not None and free < request:  # else that machine does not take it for another reason
+            text += f"; the most that one has free is {_amount(free, lacking)}"
+        yield Reason(text, "" if is_coming else fix, name, weight=2)
     rows = [Reason(f"waits for a machine: {text}", fix, name, weight=2) for text, fix in _match(_NO_PLACE, words)]
     yield from rows
     if not rows and "Insufficient" not in words:
         yield Reason(f"waits for a machine: {_cut(words)}", "change what the scheduler names", name, weight=2)
+    for event in more:
+        what = "a machine is being added" if is_coming else "no machine is added"
+        yield Reason(f"{what}: {_cut(event['message'])}", who=name, weight=2)
 
 
 def _request(container: Json, resource: str) -> Fraction:
@@ -327,6 +363,10 @@ def _amount(value: Fraction, resource: str) -> str:
     return f"{float(value):g}"
 
 
+def _is_cordoned(node: Json) -> bool:
+    return bool(node.get("spec", {}).get("unschedulable"))
+
+
 def _room(picture: Picture, resource: str) -> tuple[Fraction | None, Fraction | None]:
     """Of the machine with the most of it: what it has in all, and what one has free; None: not known."""
     if picture.nodes is None:
@@ -338,7 +378,9 @@ def _room(picture: Picture, resource: str) -> tuple[Fraction | None, Fraction | 
     largest = max(in_all.values(), default=Fraction(0))
     if not picture.neighbours:
         return largest, None
-    free = dict(in_all)
+    free = {
+        node["metadata"]["name"]: in_all[node["metadata"]["name"]] for node in picture.nodes if not _is_cordoned(node)
+    }
     for pod in picture.neighbours:
         machine = pod["spec"].get("nodeName")
         if machine in free and pod["status"].get("phase") not in ("Succeeded", "Failed"):
@@ -358,11 +400,15 @@ def _of_the_container(container: Json, limits: Json, pod: Json, picture: Picture
             name,
             weight=2,
         )
-    elif waiting.get("reason") == "PodInitializing" and "initContainerStatuses" in pod["status"]:
-        if any(one["name"] == "init-pytorch" for one in pod["status"]["initContainerStatuses"]):
-            yield Reason("waits until the master's pod has an address", who=name, weight=0)
     elif waiting.get("reason") in ("ContainerCreating", "PodInitializing"):
-        yield from _preparation(name, container, picture)
+        # Those before it run one after the other; it is prepared when all of them are done.
+        first = next((one for one in pod["status"].get("initContainerStatuses", []) if not _is_done(one)), container)
+        if "running" in first.get("state", {}):
+            runs = f"its init container {first['name']} runs"
+            text = "waits until the master's pod has an address" if first["name"] == "init-pytorch" else runs
+            yield Reason(text, who=name, weight=0)
+        elif first is container:
+            yield from _preparation(name, container, picture)
     elif waiting and waiting.get("reason") != "CrashLoopBackOff":
         yield Reason(
             f"its container cannot start: {waiting.get('reason')}: {_cut(waiting.get('message', ''))}",
@@ -371,8 +417,13 @@ def _of_the_container(container: Json, limits: Json, pod: Json, picture: Picture
             weight=2,
         )
     end = state.get("terminated") or container.get("lastState", {}).get("terminated")
-    if end and (end["exitCode"] or end.get("reason") == "OOMKilled"):
+    if end and (end["exitCode"] or end.get("reason") == "OOMKilled" or waiting):
         yield from _end(name, container, end, limits, picture)
+
+
+def _is_done(container: Json) -> bool:
+    """Of an init container; one that goes on beside the others is done when it has started."""
+    return container.get("state", {}).get("terminated", {}).get("exitCode") == 0 or bool(container.get("started"))
 
 
 def _pull_error(pod: str, waiting: Json, picture: Picture) -> str:
@@ -384,23 +435,25 @@ def _pull_error(pod: str, waiting: Json, picture: Picture) -> str:
 
 
 def _preparation(name: str, container: Json, picture: Picture) -> Iterator[Reason]:
+    failures = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
     events = sorted(_about(name, picture), key=_when)
-    failed = [
-        event for event in events if event["reason"] in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
-    ]
-    if failed:
+    last = next((event for event in reversed(events) if event["reason"] in (*failures, "Pulling", "Pulled")), None)
+    if last is not None and last["reason"] in failures:
         yield Reason(
-            f"its container cannot start: {failed[-1]['reason']}: {_cut(failed[-1]['message'])}",
+            f"its container cannot start: {last['reason']}: {_cut(last['message'])}",
             "correct the volume, secret or network that the text names",
             name,
             weight=2,
         )
-    elif events and events[-1]["reason"] == "Pulling":
-        since = _age(picture.now - _when(events[-1]))
+    elif last is not None and last["reason"] == "Pulling":
+        since = _age(picture.now - _when(last))
         yield Reason(f"its machine pulls the image {container['image']}, for {since}", who=name, weight=0)
 
 
 def _end(name: str, container: Json, end: Json, limits: Json, picture: Picture) -> Iterator[Reason]:
+    if end.get("reason") == "ContainerStatusUnknown":  # the kubelet's words, and no time
+        yield Reason(f"container {container['name']} was lost: {_cut(end.get('message', ''))}", who=name, weight=2)
+        return
     restarts = container.get("restartCount", 0)
     is_now = "running" not in container.get("state", {})
     what = f"container {container['name']} ended with exit status {end['exitCode']}"
@@ -412,7 +465,8 @@ def _end(name: str, container: Json, end: Json, limits: Json, picture: Picture) 
         is_now = is_now or restarts > 0
     else:
         often += _next_try(name, container, picture)
-        fix = "" if end.get("message") else "kubectl logs --previous shows its output"
+        option = "" if "terminated" in container.get("state", {}) else " --previous"
+        fix = "" if end.get("message") else f"kubectl logs{option} shows its output"
     yield Reason(f"{what} at {_clock(_time(end['finishedAt']))}{often}", fix, name, weight=2, current=is_now)
     words = [line for line in (end.get("message") or "").splitlines() if line.strip()]
     errors = [line for line in words if line.removeprefix("[safedist] ").startswith("error")]
@@ -443,7 +497,7 @@ def _replacements(picture: Picture) -> Iterator[Reason]:
     uids: dict[str, dict[str, list[Json]]] = {}
     for event in sorted(picture.events, key=_when):
         about = event["involvedObject"]
-        if about["kind"] == "Pod":
+        if about.get("kind") == "Pod" and "uid" in about:
             uids.setdefault(about["name"], {}).setdefault(about["uid"], []).append(event)
     for name, lives in uids.items():
         *gone, _ = lives.values()

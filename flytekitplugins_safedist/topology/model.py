@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config.options import nodes_text
-from ..errors import TopologyError
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,3 @@ class Topology:
     def world_size(self) -> int:
         """Ranks of the job when every node is there."""
         return self.max_nodes * self.nproc_per_node
-
-    def ranks(self) -> range:
-        """The ranks that run on this node.
-
-        Raises:
-            TopologyError: in an elastic range, where only the coordinator knows.
-        """
-        if self.node_rank is None:
-            raise TopologyError("the ranks on a node of an elastic job are the coordinator's to say", seen=self.source)
-        return range(self.node_rank * self.nproc_per_node, (self.node_rank + 1) * self.nproc_per_node)

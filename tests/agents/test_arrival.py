@@ -223,6 +223,21 @@ def test_a_replacement_of_node_0_that_cannot_begin_ends_no_job_that_has_begun(wa
     assert (outputs / "outputs.pb").exists()
 
 
+def test_a_second_node_0_that_cannot_begin_ends_no_job_that_the_first_one_leads(warm, tmp_path, ranks_gate):
+    """Both have the machine's own network, so the second one cannot listen, and nobody hears what it has met."""
+    outputs = tmp_path / "outputs"
+    job = Unloadable(warm, tmp_path, "fixed", ranks_gate.environment)
+    pods = [job.start(node, outputs=outputs) for node in (0, 1)]
+    ranks_gate.heard(2)
+    [second] = ended(job.start(0, arguments=NO_INPUTS, outputs=outputs))
+    assert second.code not in {0, -KILL}, second.err
+    assert not (outputs / "error.pb").exists()
+    ranks_gate.let_go(2)
+    done = ended(*pods)
+    assert [node.code for node in done] == [0, 0], done[0].err
+    assert (outputs / "outputs.pb").exists()
+
+
 def test_in_a_range_that_runs_a_further_node_that_cannot_import_leaves_and_the_others_go_on(warm, tmp_path, ranks_gate):
     job = Unloadable(warm, tmp_path, "ranged", ranks_gate.environment)
     host = job.start(0)

@@ -195,6 +195,18 @@ def test_a_pod_that_cannot_reach_the_one_that_leads_the_job_ends_nothing_while_t
     assert (outputs / "outputs.pb").exists()
 
 
+def test_a_node_that_cannot_start_the_next_round_uploads_nothing_and_another_takes_its_place(warm, tmp_path):
+    job = Range(warm, tmp_path, "torch", "block the next round")
+    host, other = job.start_two()
+    cannot = other.wait()
+    assert (cannot.code, cannot.uploaded) == (137, []), cannot.err
+    assert "this node cannot do its part: ScratchError" in cannot.err
+    again = job.start(2)
+    ended = host.wait(), again.wait()
+    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
+    assert uploaded_output(ended[0]) == "6 from 4 of 4 ranks on 2 nodes in round 2"
+
+
 def test_too_few_nodes_are_an_error_that_says_how_many_came(warm, tmp_path):
     ended = Range(warm, tmp_path, "torch_impatient", "nothing").start(0).wait()
     assert (ended.code, ended.uploaded) == (0, ["error.pb"])

@@ -34,32 +34,32 @@ def failed(warm: Warm, files: Path, how: str, environment: dict[str, str], task:
         pytest.param(
             "xid 79",
             "Xid 79: GPU has fallen off the bus",
-            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuFallenOffBus"),
+            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuFallenOffBus", imitated=True),
         ),
         pytest.param(
             "lost",
             "Xid 79: GPU has fallen off the bus",
-            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuFallenOffBus"),
+            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuFallenOffBus", imitated=True),
         ),
         pytest.param(
             "xid 48",
             "Xid 48: double-bit ECC error",
-            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuEccError"),
+            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuEccError", imitated=True),
         ),
         pytest.param(
             "xid 74",
             "Xid 74: NVLink error",
-            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuNvlinkError"),
+            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuNvlinkError", imitated=True),
         ),
         pytest.param(
             "xid 119, aborts",
             "Xid 119: GSP RPC timeout",
-            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuXidError"),
+            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuXidError", imitated=True),
         ),
         pytest.param(
             "xid 31",
             "Xid 31: GPU memory page fault (an illegal address)",
-            marks=pytest.mark.end("GPU program", "USER:GpuXidError"),
+            marks=pytest.mark.end("GPU program", "USER:GpuXidError", imitated=True),
         ),
     ],
 )

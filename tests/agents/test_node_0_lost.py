@@ -177,6 +177,19 @@ def test_when_nobody_replaces_node_0_the_other_uploads_that_and_a_late_one_finds
     assert "its result is uploaded" in late.err
 
 
+def test_a_pod_that_finds_how_others_have_ended_the_attempt_takes_it_for_no_success(warm, tmp_path, ranks_gate: Gate):
+    job = OnePrefix(warm, tmp_path, "torch_kept", "in the function", ranks_gate.environment)
+    lost, other = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    end(lost, KILL)
+    job.says(other, "waiting for its replacement")
+    (job.outputs / "error.pb").write_bytes(b"of a node that gave up first")
+    ended = other.wait()
+    assert (ended.code, ended.left) == (0, []), ended.err
+    assert "[safedist] end: the attempt has ended, as its result says, after 1 round(s)" in ended.err
+    assert len(ended.scratch) == 1, "nobody has said that the job has succeeded"
+
+
 class Three(OnePrefix):
     """Three pods with one rank each, whose survivors both take themselves for the lowest."""
 

@@ -174,6 +174,22 @@ def test_a_pod_that_is_killed_and_recreated_takes_its_place_and_the_job_succeeds
     assert "6 from 4 ranks" in uploaded_output(ended[0])
 
 
+@pytest.mark.end("the same worker is lost three times, and lives less than ten minutes each time it is back")
+def test_a_worker_that_is_killed_whenever_it_is_back_is_not_replaced_a_third_time(warm, tmp_path, ranks_gate: Gate):
+    job = Job(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    first = job.start(0)
+    for _ in range(3):
+        worker = job.start(1)
+        ranks_gate.heard(4)
+        worker.signal(KILL)
+        assert worker.wait().code == -KILL
+    ended = first.wait()
+    assert (ended.code, ended.uploaded, ended.left) == (0, ["error.pb"], [])
+    assert platforms(ended) == "SYSTEM:NodeLost"
+    said = "node 1 was lost 3 times, and lived less than 600 s each time it was back: most likely it runs out of"
+    assert said in uploaded_error(ended).message
+
+
 def test_a_pod_that_meets_another_jobs_node_says_so_as_that_one_does_and_waits_for_its_own(
     warm, tmp_path, ranks_gate: Gate
 ):

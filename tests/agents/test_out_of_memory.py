@@ -3,7 +3,6 @@ agent is there to say so."""
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,8 @@ from pathlib import Path
 import pytest
 from flyteidl.core import errors_pb2
 
-from tests.harness import needs
+from tests.harness.control_groups import control_group
 from tests.harness.pod import Pod
-from tests.harness.procs import until
 from tests.harness.registered import registered
 
 pytestmark = pytest.mark.processes
@@ -54,25 +52,14 @@ def a_rank_is_greedy() -> None:
     train(0)
 """
 LIMIT = 900 << 20
-V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group with a limit of its own."""
-    needs.root("make control groups")
-    mount, limit = (V1, "memory.limit_in_bytes") if V1.is_dir() else (V2, "memory.max")
-    path = mount / f"safedist-test-{os.getpid()}"
-    try:
-        path.mkdir()
-        (path / limit).write_text(str(LIMIT))
-    except OSError as error:
-        needs.missing(
-            f"control groups for memory ({errno.errorcode.get(error.errno or 0)})", bring="a machine with them"
-        )
-    yield path
-    until(lambda: not (path / "cgroup.procs").read_text(), "the control group is empty")
-    path.rmdir()
+    limit = str(LIMIT)
+    with control_group("memory", {"memory.limit_in_bytes": limit}, {"memory.max": limit}) as path:
+        yield path
 
 
 @pytest.mark.end("out of memory", "USER:OutOfMemory")

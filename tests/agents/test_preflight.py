@@ -3,16 +3,24 @@ network between them: container tests have that."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.agents.test_record import left
+from tests.harness import needs
+from tests.harness.control_groups import control_group
+from tests.harness.fusefs import FuseMount, require
 from tests.harness.job import Job
-from tests.harness.procs import Warm, until, uploaded_error, uploaded_output
+from tests.harness.mounts import no_shared_memory
+from tests.harness.pod import Pod
+from tests.harness.procs import Running, Warm, until, uploaded_error, uploaded_output
+from tests.harness.registered import registered
 
 
 class Checked(Job):
@@ -61,11 +69,23 @@ def asks_for_gpus(warm: Warm, directory: Path, task: str) -> Job:
     return job
 
 
-def checks_of(pid: int) -> bool:
-    """Whether they run."""
+def checks_of(pod: Running) -> psutil.Process | None:
+    """The process that makes them."""
     everything = psutil.process_iter(["ppid", "cmdline"])  # without those that end meanwhile
-    commands = [" ".join(each.info["cmdline"] or ()) for each in everything if each.info["ppid"] == pid]
-    return any("preflight.probe" in command for command in commands)
+    of_pod = [each for each in everything if each.info["ppid"] == pod.pid]
+    return next((each for each in of_pod if "preflight.probe" in " ".join(each.info["cmdline"] or ())), None)
+
+
+def checking(pod: Running) -> psutil.Process:
+    """The same, when it is there."""
+    found: list[psutil.Process] = []
+
+    def runs() -> bool:
+        found.extend(filter(None, [checks_of(pod)]))
+        return bool(found)
+
+    until(runs, "its checks run")
+    return found[0]
 
 
 @pytest.mark.end("unfit", "SYSTEM:PreflightGpu")
@@ -91,10 +111,83 @@ def test_a_node_that_is_not_fit_is_told_and_the_job_goes_on_where_the_user_wants
 def test_a_pod_that_is_told_to_stop_while_its_node_is_checked_leaves_nothing(warm, tmp_path: Path) -> None:
     job = Checked(warm, tmp_path / "job", "torch")
     first, second = job.start(0), job.start(1)
-    until(lambda: checks_of(second.pid), "its checks run")
+    checking(second)
     second.signal(signal.SIGTERM)
     ended = second.wait()
     assert ended.left == []
     assert ended.code == 137
     first.signal(signal.SIGTERM)
     assert first.wait().left == []
+
+
+# --- machines that lack something -------------------------------------------------------------------------------------
+@pytest.mark.end("unfit", "SYSTEM:PreflightChecks")
+def test_checks_that_are_killed_have_found_nothing_and_their_node_is_named(warm, tmp_path: Path, as_promised) -> None:
+    running = warm.start("job_preflight:alone", tmp_path / "job", kind="execute")
+    checking(running).kill()
+    ended = running.wait()
+    as_promised(ended)
+    assert "its checks have ended with status -9" in uploaded_error(ended).message
+
+
+@pytest.mark.end("unfit", "SYSTEM:PreflightDisk")
+def test_a_scratch_that_does_not_rename_over_files_is_named(warm, tmp_path: Path, as_promised) -> None:
+    """As mounts of object stores do not."""
+    require()
+    with FuseMount(tmp_path / "backing", tmp_path / "mount", replaces=False) as disk:
+        environment = {"SAFEDIST_SCRATCH_ROOT": str(disk.path)}
+        ended = warm.run("job_preflight:alone", tmp_path / "job", kind="execute", environment=environment)
+    as_promised(ended)
+    assert f"{disk.path}/" in uploaded_error(ended).message
+    assert "does not rename over existing files" in uploaded_error(ended).message
+
+
+WORKFLOWS = """
+from flytekit import task
+from flytekitplugins_safedist import Preflight, SafeTorch
+
+
+@task(task_config=SafeTorch(nproc_per_node=1, preflight=Preflight()))
+def is_checked() -> None:
+    pass
+"""
+
+
+@pytest.mark.end("unfit", "SYSTEM:PreflightSharedMemory")
+def test_a_pod_without_shared_memory_is_named(tmp_path: Path, as_promised) -> None:
+    needs.root("mount a directory of devices")
+    pod = Pod(tmp_path / "pod", {"workflows.py": WORKFLOWS})
+    pod.environment = registered(preflight={"action": "fail", "slow": 0.5, "timeout": 120.0})
+    ended = pod.fresh(*pod.fast_arguments("is_checked"), preexec_fn=no_shared_memory(tmp_path / "dev"))
+    as_promised(ended)
+    assert "/dev/shm: No such file or directory" in uploaded_error(ended).message
+
+
+@pytest.fixture
+def slow_machine() -> Iterator[Path]:
+    """A control group that may use a twentieth of a core."""
+    v1 = {"cpu.cfs_period_us": "20000", "cpu.cfs_quota_us": "1000"}
+    with control_group("cpu", v1, {"cpu.max": "1000 20000"}) as path:
+        yield path
+
+
+def measures(checks: psutil.Process) -> bool:
+    """Whether it has opened the file that it measures the disk with: torch is imported, and nothing is computed yet."""
+    links = [Path(f"/proc/{checks.pid}/fd/{number}") for number in os.listdir(f"/proc/{checks.pid}/fd")]
+    return any(os.path.lexists(link) and str(link.readlink()).endswith(" (deleted)") for link in links)
+
+
+@pytest.mark.end("unfit", "SYSTEM:PreflightSpeed")
+def test_a_machine_that_is_far_slower_than_the_others_is_named(
+    warm, tmp_path: Path, slow_machine: Path, as_promised
+) -> None:
+    job = Checked(warm, tmp_path / "job", "torch_compared")
+    first, second = job.start(0), job.start(1)
+    checks = checking(second)
+    until(lambda: measures(checks), "it measures")
+    (slow_machine / "cgroup.procs").write_text(str(checks.pid))
+    (ended, other) = first.wait(), second.wait()
+    assert (other.code, other.uploaded, other.left) == (0, [], [])
+    as_promised(ended)
+    text = uploaded_error(ended).message
+    assert re.match(r"before the first rank: node 1 \(host .*\): matrix product, TFLOP/s: .*, where most have", text)

@@ -5,7 +5,6 @@ Which pod this is, the kernel says: the kubelet's hosts file of a pod is mounted
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ import pytest
 
 from tests.agents.test_out_of_memory import LIMIT, group
 from tests.harness import needs
+from tests.harness.mounts import mount
 from tests.harness.pod import Pod
 from tests.harness.procs import until
 from tests.harness.registered import registered
@@ -55,21 +55,13 @@ def fills_its_memory_at_first() -> str:
 
 def in_pod(root: Path, uid: str, group: Path) -> Callable[[], None]:
     """What a process does before it becomes the container's: it has the pod's hosts file, and the group's limit."""
-    libc = ctypes.CDLL(None, use_errno=True)
     hosts = root / "pods" / uid / "etc-hosts"
     hosts.parent.mkdir(parents=True, exist_ok=True)
     hosts.write_bytes(Path("/etc/hosts").read_bytes())
 
     def enter() -> None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
-        new_namespace, private, bind = 0x00020000, 0x4000 | 0x40000, 0x1000
-        done = [
-            libc.unshare(new_namespace),
-            libc.mount(None, b"/", None, private, None),
-            libc.mount(str(hosts).encode(), b"/etc/hosts", None, bind, None),
-        ]
-        if any(done):
-            raise OSError(ctypes.get_errno(), "mount")
+        mount("--bind", hosts, "/etc/hosts")
 
     return enter
 

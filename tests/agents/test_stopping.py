@@ -197,6 +197,9 @@ def test_an_upload_that_outlasts_the_grace_period_ends_undecided(tmp_path):
     _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == TOLD, err
     assert pod.uploaded() == []
+    assert pod.message.read_text() == (
+        "told to stop by SIGTERM, and the grace period is over before the upload of this attempt's verdict\n"
+    )
 
 
 def _said(process: subprocess.Popen[str], text: str) -> bool:

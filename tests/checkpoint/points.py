@@ -74,10 +74,9 @@ def remove(self: Any, name: str) -> None:
         reached(PRUNED_ONE_MANIFEST)
 
 
-def prune(*arguments: Any) -> Any:
-    others = _prune(*arguments)
+def prune(*arguments: Any) -> None:
+    _prune(*arguments)
     reached(PRUNED)
-    return others
 
 
 Store.make, Store.part, Store.put, Store.remove, saves.prune = make, part, put, remove, prune

@@ -1,14 +1,11 @@
 """What each rank does in test_race_sharded: train a sharded model, or one that is replicated.
 
-usage under torchrun: DIRECTORY PLACE MODEL STEPS [DIE_AT_POINT]; leaves ``report-<world size>.json`` in DIRECTORY.
+Leaves ``report-<world size>.json`` in a directory.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from flytekitplugins_safedist.checkpoint import Checkpoints
-from tests.checkpoint import points
 from tests.checkpoint.saving import reach_stores
 
 
@@ -89,12 +85,10 @@ def _seen(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     }
 
 
-def train(directory: str, place: str, kind: str, steps: str, *die: str) -> None:
+def train(directory: str, place: str, kind: str, steps: str) -> None:
     """One rank's work; torchrun's variables are there."""
     reach_stores()
     dist.init_process_group("gloo")
-    if die and dist.get_rank() == dist.get_world_size() - 1:
-        points.on_point = lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == die[0] else None
     model = _model(kind)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     state = {"model": model, "optimizer": optimizer, "told": "nothing", "kept": torch.zeros(3)}
@@ -113,7 +107,3 @@ def train(directory: str, place: str, kind: str, steps: str, *die: str) -> None:
         report = Path(directory) / f"report-{dist.get_world_size()}.json"
         report.write_text(json.dumps({"resumed": resumed, "ended": ended}))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    train(*sys.argv[1:])

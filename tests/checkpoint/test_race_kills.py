@@ -8,19 +8,12 @@ from tests.checkpoint import points
 from tests.checkpoint.saving import resumed, save_two
 from tests.fs.ranks import Process, pause
 
-# point, which arrival at it -> the step that is found. The second save comes by each point, the first by those where
-# it matters that there is none before it.
+# Point, which arrival at it -> the step that is found. On a file system the first save, where it matters that there is
+# none before it; each point of the second one: test_race_lives.
 CASES = [
     (points.PART_WRITTEN, 1, None),
     (points.PARTS_WRITTEN, 1, None),
     (points.COMMITTED, 1, 1),
-    (points.SAVE_BEGUN, 2, 1),
-    (points.PART_OPENED, 2, 1),
-    (points.PART_WRITTEN, 2, 1),
-    (points.PARTS_WRITTEN, 2, 1),
-    (points.COMMITTED, 2, 2),
-    (points.PRUNED_ONE_MANIFEST, 1, 2),
-    (points.PRUNED, 2, 2),
 ]
 IN_A_STORE = [
     (points.PART_OPENED, 1, None),
@@ -44,10 +37,6 @@ def found(place, env=None):
 def again(place, env=None):
     """A process that is not killed goes on in the same place."""
     Process(save_two, str(place), "nowhere", 0, pause, env=env).outcome().get()
-
-
-def test_every_point_is_a_case():
-    assert {point for point, _, _ in CASES} == set(points.IN_ORDER)
 
 
 @pytest.mark.parametrize(("point", "arrival", "step"), CASES)

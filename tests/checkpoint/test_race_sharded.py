@@ -1,15 +1,13 @@
-"""Sharded saves, resumed by other numbers of ranks to the last digit; and under the real torchrun, one that is cut."""
+"""Sharded saves, resumed by other numbers of ranks to the last digit."""
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.checkpoint import points, sharded_ranks
-from tests.fs.ranks import launched, meeting_point, processes, rank_env
+from tests.checkpoint import sharded_ranks
+from tests.fs.ranks import meeting_point, processes, rank_env
 from tests.harness.moto_s3 import BUCKET
 from tests.harness.product import saves
 
@@ -27,13 +25,6 @@ def run(directory, world_size, *arguments, place=None, **environment):
     with processes([work] * world_size, envs) as ranks:
         for rank in ranks:
             rank.outcome().get()
-    return report(directory, world_size)
-
-
-def run_by_torchrun(directory, world_size, *arguments):
-    torchrun = Path(sys.executable).with_name("torchrun")
-    launcher = [torchrun, "--standalone", f"--nproc-per-node={world_size}"]
-    launched(Path(sharded_ranks.__file__), launcher, directory, directory / "place", *arguments)
     return report(directory, world_size)
 
 
@@ -69,19 +60,6 @@ def test_fsdp1_takes_its_parts_from_whole_tensors(tmp_path):
     resumed = run(tmp_path, 2, "fsdp1", "1")["resumed"]
     assert resumed["first"] == 5
     assert {name: resumed[name] for name in before["ended"]} == before["ended"]
-
-
-def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(tmp_path):
-    place = tmp_path / "place"
-    before = run(tmp_path, 2, "fsdp", "5")
-    with pytest.raises(AssertionError):
-        run_by_torchrun(tmp_path, 2, "fsdp", "10", points.PART_WRITTEN)
-    begun = [path for path in place.iterdir() if saves.step_of(path.name) == 9]
-    assert begun, "the save that was cut had begun"
-    assert not any((path / saves.MANIFEST).exists() for path in begun)
-    after = run(tmp_path, 2, "fsdp", "1")
-    assert after["resumed"]["first"] == 5
-    assert after["resumed"]["parameters"] == before["ended"]["parameters"]
 
 
 def test_one_damaged_part_of_many_and_all_ranks_pass_the_save_over(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import queue
@@ -212,19 +211,6 @@ def launched(script: Path, launcher: Sequence[str | Path], *arguments: str | Pat
         check=False,
     )
     assert done.returncode == 0, done.stdout
-
-
-def mount(*arguments: str | Path) -> None:
-    """Mount something in a name space of this process's own: it goes with the process.
-
-    Raises:
-        OSError, subprocess.CalledProcessError: this process may not.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(0x00020000) != 0:  # CLONE_NEWNS
-        raise OSError(ctypes.get_errno(), "unshare")
-    for command in (("--make-rprivate", "/"), arguments):
-        subprocess.run(["mount", *command], check=True, capture_output=True)
 
 
 @contextmanager

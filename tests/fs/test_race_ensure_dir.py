@@ -6,11 +6,9 @@ import os
 import random
 from pathlib import Path
 
-import pytest
-
 from flytekitplugins_safedist.errors import FsError
 from flytekitplugins_safedist.fs import ensure_dir
-from tests.fs.ranks import pause, processes, size, together
+from tests.fs.ranks import size, together
 from tests.harness.fusefs import FuseMount, require
 
 PROCESSES, DIRECTORIES = size(16, 64), size(60, 200)
@@ -66,25 +64,3 @@ def test_many_processes_on_4_clients_that_see_late_and_fail_now_and_then(tmp_pat
             mount.close()
     assert [outcome.get() for outcome in outcomes] == [[]] * PROCESSES
     _assert_all_there(tmp_path / "server")
-
-
-def test_linguas_pattern_fails_where_ours_does_not(tmp_path):
-    """os.makedirs(exist_ok=True) in every rank: FileExistsError from a directory that is there (lingua#49)."""
-    require()
-    with (
-        FuseMount(tmp_path / "server", tmp_path / "fast") as fast,
-        FuseMount(tmp_path / "server", tmp_path / "slow", hidden=["dump"]) as slow,
-    ):
-        (fast.path / "dump").mkdir()
-
-        def ours() -> bool:
-            pause("begins")
-            return ensure_dir(slow.path / "dump").is_dir()
-
-        with processes([(ours,)]) as (rank,):
-            rank.until("begins")
-            rank.resume()
-            with pytest.raises(FileExistsError):
-                os.makedirs(slow.path / "dump", exist_ok=True)
-            slow.set(hidden=[])
-            assert rank.outcome().get() is True

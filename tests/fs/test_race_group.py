@@ -341,6 +341,17 @@ def test_ranks_that_the_program_started_itself_are_counted_by_their_process_grou
         assert len(set(_values(started))) == 1
 
 
+def test_where_nothing_says_which_rank_is_the_first_of_its_node_that_is_an_error(tmp_path):
+    def work(rank):
+        _group_of(rank, 2, tmp_path / "store")
+        with rank_zero_first(per="node", timeout=LONG):
+            (tmp_path / "made").touch()
+
+    with processes([(work, rank) for rank in range(2)]) as started:
+        assert all("set LOCAL_RANK" in str(error) for error in _errors(started))
+    assert not (tmp_path / "made").exists()
+
+
 def test_three_variables_are_enough_where_a_process_group_is_initialised(tmp_path):
     def work(rank):
         _group_of(rank, 2, tmp_path / "store")
@@ -414,6 +425,16 @@ def test_ranks_of_a_node_that_name_places_of_their_own_are_told_at_once_not_afte
         outcomes = [one.outcome() for one in started]
     (error,) = [one.error() for one in outcomes if one.kind == "error"]
     assert re.search(r"different places.*/0/model.*/1/model|different places.*/1/model.*/0/model", str(error))
+
+
+def test_of_two_ranks_that_name_two_queries_of_one_address_none_has_what_the_other_asked_for(meet, tmp_path, web):
+    def work(rank):
+        return download_once(f"{web}/model?version={rank}", tmp_path / "model", shared=True)
+
+    with ranks(2, work, meet) as started:
+        outcomes = [one.outcome() for one in started]
+    (error,) = [one.error() for one in outcomes if one.kind == "error"]
+    assert re.search("something else is where the download is to be.*/model with another query", str(error))
 
 
 class _Server(http.server.BaseHTTPRequestHandler):

@@ -50,7 +50,7 @@ def test_ranks_make_and_see_whole_files_and_directories_whatever_the_clients_ans
     (tmp_path / "source").write_bytes(b"weights")
 
     def work(rank: int) -> list[int]:
-        place, seen = clients[rank % CLIENTS].path, []
+        place, seen = clients[rank // (RANKS // CLIENTS)].path, []  # its node's
         for turn in range(ROUNDS):
             out = ensure_dir(place / "out" / str(turn))
             with atomic_write(out / f"shard-{rank}", durable=turn == 0) as file:

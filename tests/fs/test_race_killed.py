@@ -18,8 +18,9 @@ import pytest
 
 from flytekitplugins_safedist.errors import PathBlockedError
 from flytekitplugins_safedist.fs import atomic_path, atomic_write, download_once, ensure_dir
-from tests.fs.ranks import AT_LENGTH, Outcome, Process, mount, pause, processes, size
+from tests.fs.ranks import AT_LENGTH, Outcome, Process, pause, processes, size
 from tests.harness import needs
+from tests.harness.mounts import mount
 
 RACING = size(60, 1000)
 STEPS = (

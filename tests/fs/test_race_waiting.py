@@ -3,45 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
-
-import pytest
 
 from flytekitplugins_safedist.errors import FsTimeoutError
 from flytekitplugins_safedist.fs import wait_for
-from tests.fs.ranks import Process, pause, processes, rank_env
+from tests.fs.ranks import Process, rank_env
 from tests.harness.fusefs import FuseMount, require
-
-
-def _olmo_wait_for(condition, timeout: float) -> None:
-    """The pattern of allenai/OLMo's checkpointer, in our words: poll exists(), give up after a fixed time."""
-    began = time.monotonic()
-    while not condition():
-        time.sleep(0.01)
-        if time.monotonic() - began > timeout:
-            raise TimeoutError("waiting for checkpoint directory")
-
-
-def test_olmos_pattern_gives_up_where_ours_waits(tmp_path):
-    """OLMo #829, #894: 10 s of patience for a directory that takes 29 to 60 s. Here until that has given up."""
-    require()
-    with (
-        FuseMount(tmp_path / "server", tmp_path / "leader") as leader,
-        FuseMount(tmp_path / "server", tmp_path / "other", hidden=["step100"]) as other,
-    ):
-        (leader.path / "step100").mkdir()
-
-        def wait() -> bool:
-            pause("waiting")
-            return wait_for(other.path / "step100", kind="dir", made_by="rank 0").is_dir()
-
-        with processes([(wait,)]) as (ours,):
-            ours.until("waiting")
-            ours.resume()
-            with pytest.raises(TimeoutError):
-                _olmo_wait_for((other.path / "step100").exists, timeout=0.5)
-            other.set(hidden=[])
-            assert ours.outcome().get() is True
 
 
 def test_size_and_content_are_believed_only_after_opening(tmp_path):

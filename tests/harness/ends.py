@@ -2,7 +2,8 @@
 
 A test that proves a row is tagged with it, and with the code if the row has one: ``@pytest.mark.end(row, code)``; a row
 of the table of failures by its :class:`Failure`, others by their first column. Its
-fixture ``as_promised`` compares; ``tests/agents/test_every_end.py`` sees that every row and code has such a test.
+fixture ``as_promised`` compares; ``tests/agents/test_every_end.py`` sees that every row and code has such a test. One
+whose end is not the real one, for what it comes of cannot be had, says ``imitated=True``, and tests/README.md why.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ BEGINS = {
         f"node 0 ({HOST}) cannot begin: it raised LaunchTimeoutError: import",
     ),
     "SYSTEM:Stopped": "told to stop by SIGTERM; every rank has been ended",
+    **{
+        f"SYSTEM:Preflight{subject}": "before the first rank: node 0 ("
+        for subject in ("Checks", "Disk", "Gpu", "Network", "SharedMemory")
+    },
+    "SYSTEM:PreflightSpeed": "before the first rank: node 1 (",
     "SYSTEM:RendezvousTimeout": "node 1 of 2 did not arrive within 1 s",
     "SYSTEM:NodeLost": "node 0 was lost, and none took its place within 12 s",
 }

@@ -7,7 +7,8 @@ A client can
 * answer ``stat`` from a cache that is ``stale_attrs`` seconds old, until the file is opened (close-to-open);
 * remember for ``not_there`` seconds that a name was not found, until the directory it is in is opened;
 * fail an operation with any errno, before it is done or after (``faults``: a lost reply);
-* drop locks, refuse them, or arbitrate them between clients (``locks``); refuse hard links (``links``);
+* drop locks, refuse them, or arbitrate them between clients (``locks``); refuse hard links (``links``), or
+  renames onto a file that is there (``replaces``);
 * run full (``capacity`` in bytes, per client).
 
 As in every FUSE file system, ``close`` is asynchronous: a lock that is dropped only by closing is free a little later.

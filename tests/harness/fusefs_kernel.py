@@ -236,6 +236,9 @@ class Mount:
     def _mkdir(self, node: int, body: bytes) -> bytes:
         return self._new("mkdir", self._nodes.below(node, body[8:-1]), struct.unpack_from("<I", body)[0])
 
+    def _mknod(self, node: int, body: bytes) -> bytes:
+        return self._new("mknod", self._nodes.below(node, body[16:-1]), *struct.unpack_from("<II", body))
+
     def _link(self, node: int, body: bytes) -> bytes:
         source = self._path(struct.unpack_from("<Q", body)[0], None)
         return self._new("link", self._nodes.below(node, body[8:-1]), source)
@@ -348,8 +351,9 @@ class Mount:
 
 _OPCODES = {
     **{1: ("lookup", False), 2: ("forget", False), 3: ("getattr", False), 4: ("setattr", False)},
-    **{5: ("readlink", False), 6: ("symlink", False), 9: ("mkdir", False), 10: ("unlink", False)},
-    **{11: ("rmdir", False), 12: ("rename", False), 13: ("link", False), 14: ("open", False), 15: ("read", True)},
+    **{5: ("readlink", False), 6: ("symlink", False), 8: ("mknod", False), 9: ("mkdir", False)},
+    **{10: ("unlink", False), 11: ("rmdir", False), 12: ("rename", False), 13: ("link", False)},
+    **{14: ("open", False), 15: ("read", True)},
     **{16: ("write", True), 17: ("statfs", False), 18: ("release", True), 20: ("fsync", True), 25: ("flush", True)},
     **{26: ("init", False), 27: ("opendir", False), 28: ("readdir", False), 29: ("releasedir", True)},
     **{30: ("fsyncdir", True), 31: ("getlk", True), 32: ("setlk", True), 33: ("setlkw", True)},

@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "not_there": 0.0,  # seconds for which a name that was not found stays so, unless its directory is opened
     "faults": [],  # [{"op", "errno", "when": "before"|"after", "first": n | "every": n | "chance": p, "match": glob}]
     "locks": "local",  # "local" (this kernel), "shared" (between clients), "dropped" (always granted), or an errno
+    "replaces": True,  # False: rename() onto a file that is there fails with EEXIST, as object mounts have it
     "links": True,  # False: link() fails with EPERM, as on FAT, SMB or object stores
     "capacity": None,  # bytes this client may write before ENOSPC
     "seed": 0,
@@ -228,6 +229,10 @@ class _Operations:
         os.mkdir(self.root + path, mode)
         self.sight.made(path)
 
+    def mknod(self, path: str, mode: int, device: int) -> None:
+        os.mknod(self.root + path, mode, device)
+        self.sight.made(path)
+
     def rmdir(self, path: str) -> None:
         os.rmdir(self.root + path)
         self.sight.gone(path)
@@ -244,6 +249,8 @@ class _Operations:
         return os.readlink(self.root + path)
 
     def rename(self, old: str, new: str) -> None:
+        if not self.rules.values["replaces"] and os.path.isfile(self.root + new):
+            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         os.rename(self.root + old, self.root + new)
         self.sight.moved(old, new)
 

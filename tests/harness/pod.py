@@ -94,9 +94,9 @@ class Pod:
             **more,
         )
 
-    def fresh(self, *arguments: str) -> Ended:
+    def fresh(self, *arguments: str, **more: Any) -> Ended:
         """Start it, and wait: what it does as it begins and ends, and the path that it makes itself."""
-        process = self.start(*arguments)
+        process = self.start(*arguments, **more)
         out, err = process.communicate()
         return Ended(process.returncode, [], out, err, self.root)
 

@@ -62,8 +62,10 @@ def fail(how: str) -> None:
         raise Unreadable("shard 7")
     if how == "system":
         raise FlyteUploadDataException("the bucket is away")
-    if how in ("EIO", "ENOSPC"):
-        raise OSError(getattr(errno, how), os.strerror(getattr(errno, how)))
+    if how == "EIO":
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    if how == "reads":
+        Path(os.environ["TEST_FILE"]).read_bytes()
     if how == "ECC":
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`")
     if how == "import":

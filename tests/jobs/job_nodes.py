@@ -10,7 +10,7 @@ from dataclasses import replace
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist import SafeHorovod, SafeTorch, Scratch, Timeouts, current_rank
 from flytekitplugins_safedist.fs import barrier
 from tests.harness.procs import say, wait_for_word
 
@@ -163,6 +163,11 @@ def torch_no_restart() -> str:
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=replace(TIMEOUTS, rendezvous=12)))
 def torch_not_replaced() -> str:
     return torch.task_function()
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, scratch=Scratch(keep="on_failure")))
+def torch_kept() -> str:
+    return torch_points.task_function()
 
 
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))

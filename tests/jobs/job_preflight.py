@@ -28,6 +28,12 @@ def torch() -> str:
     return told()
 
 
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=QUICK, preflight=Preflight(slow=0.9)))
+def torch_compared() -> str:
+    """Of two nodes the slower one is below that, however slow what else the machine does makes both."""
+    return told()
+
+
 @task(task_config=SafeTorch(nnodes=3, nproc_per_node=1, timeouts=QUICK, preflight=FAIL))
 def torch_of_three() -> str:
     return told()

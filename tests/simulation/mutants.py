@@ -57,7 +57,7 @@ MUTANTS: dict[str, tuple[str, ...]] = {
     ),
     "a full memory is not told": (
         "coordinator/books.py",
-        'if last.memory is not None and last.memory.is_full else "lost"',
+        'if last.is_explained else "lost"',
         'if last.memory is None else "lost"',
         "relapse",
     ),
@@ -114,14 +114,14 @@ MUTANTS: dict[str, tuple[str, ...]] = {
         "if self.lead.is_first and self.books.round == NO_ROUND:",
         "if self.books.round == NO_ROUND:",
         "coordinator/coordinator.py",
-        "if not self.lead.term and look.sign is not None and self.me in self._cannot:",
-        "if False:",
+        'trouble = "cannot begin" if self.me in self._cannot else ""',
+        'trouble = ""',
         "early",
     ),
     "node 0 that cannot begin leads all the same": (
         "coordinator/coordinator.py",
-        "if not self.lead.term and look.sign is not None and self.me in self._cannot:",
-        "if False:",
+        'trouble = "cannot begin" if self.me in self._cannot else ""',
+        'trouble = ""',
         "early",
     ),
     # --- rounds
@@ -211,8 +211,8 @@ MUTANTS: dict[str, tuple[str, ...]] = {
     ),
     "a pod that is told to stop does not wait for the save": (
         "agent/policy.py",
-        "return has_saved or not runs or",
-        "return True or",
+        "return has_saved or not self._is_needed or now >= until",
+        "return True",
         "preempt",
     ),
     "a pod that is told to stop waits though all have saved": (
@@ -267,14 +267,9 @@ MUTANTS: dict[str, tuple[str, ...]] = {
     ),
     "a leader uploads before it has looked": (
         "agent/policy.py",
-        "        if self.rules.is_alone:\n            self._upload()\n        else:\n            self._look(now)",
-        "        self._upload()",
+        "            self._upload(verdict)\n        else:\n            self._look(now)",
+        "            pass\n        self._upload(verdict)",
         "pause",
-    ),
-    "an upload that failed is not tried again": (
-        "agent/policy.py",
-        "        self._is_uploading = False\n        if is_there:",
-        "        if is_there:",
     ),
     "the only pod of a job leaves without a verdict": (
         "agent/policy.py",
@@ -290,10 +285,16 @@ MUTANTS: dict[str, tuple[str, ...]] = {
 }
 
 
+def edits_of(name: str) -> list[tuple[str, ...]]:
+    """A mutant's edits: the file, the text that is to be there once, and what comes in its place."""
+    parts = MUTANTS[name]
+    return [parts[at : at + 3] for at in range(0, len(parts) - 2, 3)]
+
+
 def play(name: str, orders: int) -> str:
     """What the simulation sees of a mutant."""
-    parts = MUTANTS[name]
-    edits, profile = [parts[at : at + 3] for at in range(0, len(parts) - 2, 3)], parts[len(parts) // 3 * 3 :]
+    parts, edits = MUTANTS[name], edits_of(name)
+    profile = parts[len(parts) // 3 * 3 :]
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
         for part in ("coordinator", "agent", "texts.py"):

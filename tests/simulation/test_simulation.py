@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulation.__main__ import play
 from tests.simulation.faults import PROFILES
+from tests.simulation.mutants import MUTANTS, PACKAGE, ROOT, edits_of
 
 ORDERS = {"any": 600}
 """Of each kind; 40 of those that are not named."""
@@ -23,3 +24,9 @@ def test_a_broken_rule_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rules, "patience", property(lambda rules: rules.grace))
     _, broken = play(range(60), "relapse", stops=True)
     assert broken
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_each_rule_that_a_mutant_breaks_is_there(name: str) -> None:
+    for file, before, _ in edits_of(name):
+        assert (ROOT / PACKAGE / file).read_text().count(before) == 1, before

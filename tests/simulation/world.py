@@ -11,10 +11,10 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flytekitplugins_safedist.agent import actions as act
-from flytekitplugins_safedist.agent.policy import NodePolicy
+from flytekitplugins_safedist.agent.policy import UNDECIDED, NodePolicy
 from flytekitplugins_safedist.coordinator.books import NO_ROUND, Cause, Memory, Round, Verdict
 from flytekitplugins_safedist.coordinator.coordinator import Coordinator, Fitness
 from flytekitplugins_safedist.coordinator.messages import Floor, HangNotice, Offer, Status, Want
@@ -90,6 +90,16 @@ class Ranks:
     saved: int = 0
 
 
+class Uploading:
+    """In the place of a node's policy, which nobody asks any more when its process uploads."""
+
+    def __init__(self, status: Status) -> None:
+        self.status = status
+
+    def __getattr__(self, name: str) -> Callable[..., list[act.Action]]:
+        return lambda *_, **__: []
+
+
 class Link:
     """A connection of a node to a leader."""
 
@@ -114,7 +124,9 @@ class Pod:
         node = place if world.rules.is_fixed else None
         started = world.t + self.skew
         me = Status("job", self.id, node, started, host=f"host{place}", machine=self.machine, cannot=reason)
-        self.policy = NodePolicy(world.rules, me, world.t, leads=place == 0, is_replaced=not world.rules.is_alone)
+        self.policy: NodePolicy | Uploading = NodePolicy(
+            world.rules, me, world.t, leads=place == 0, is_replaced=not world.rules.is_alone
+        )
         self.leads: Coordinator | None = None
         if place == 0:
             self.leads = Coordinator(world.rules, self.id, world.t, world.judge_reports)
@@ -381,20 +393,26 @@ class World:
         self.act(pod, pod.policy.on_look(look, self.t))
 
     def put_verdict(self, pod: Pod, verdict: Verdict) -> None:
+        """The process ends by uploading: when none of its ranks is left, and again while the store is away."""
         self.promises.check_upload(pod, verdict)
+        pod.policy = Uploading(pod.status)
+        if pod.ranks is not None and not pod.ranks.is_ending:
+            self.end_ranks(pod)
         sent = self.t
 
         def put() -> None:
             if not pod.is_alive and self.random.random() < 0.5:
                 return
-            if self.reaches_store(pod):
+            if pod.ranks is None and self.reaches_store(pod):
                 if self.verdict is None:  # the first one stays
                     self.verdict, self.verdict_by, self.verdict_at = verdict, pod, self.t
                     self.show("VERDICT", pod.id, verdict.kind, verdict.text)
                     self.promises.check_put(pod, verdict, sent)
-                self.soon(0.02, pod, lambda: self.act(pod, pod.policy.on_upload(is_there=True, now=self.t)))
+                self.soon(0.02, pod, lambda: self.leave(pod, 0))
+            elif self.t > sent + self.rules.upload:
+                self.soon(0, pod, lambda: self.leave(pod, UNDECIDED))
             else:
-                self.soon(5, pod, lambda: self.act(pod, pod.policy.on_upload(is_there=False, now=self.t)))
+                self.soon(5, pod, put)
 
         self.after(self.random.uniform(0.05, self.plan.uploads), put)
 
@@ -441,7 +459,8 @@ class World:
         if pod.leads is not None:
             self.lead(pod, pod.leads)
         elif pod.link is None:
-            self.connect(pod)
+            if isinstance(pod.policy, NodePolicy):
+                self.connect(pod)
         else:
             link = pod.link
             if link.is_open and link.leader.is_alive and not link.leader.is_frozen and not self.is_blocked(link):
@@ -483,7 +502,7 @@ class World:
         match action:
             case act.MakeOffer(after):
                 offer = Offer(after, {"port": f"{pod.id}/{next(self.count)}"})
-                self.soon(0.01, pod, lambda: self.act(pod, pod.policy.on_offer(offer, self.t)))
+                self.soon(0.01, pod, lambda: self.act(pod, pod.policy.on_fact(self.t, offer=offer)))
             case act.StartRanks():
                 self.start_ranks(pod, action)
             case act.EndRanks():
@@ -512,6 +531,11 @@ class World:
         if pod.exit is not None:
             return
         self.promises.check_exit(pod, code)
+        if (
+            pod.leads is not None and code == 0 and not pod.status.is_uploaded
+        ):  # the others hear it from its coordinator
+            pod.policy = Uploading(replace(pod.status, is_uploaded=True))
+            self.sync(pod)
         pod.sent_off = pod.sent_off if pod.sent_off is not None else self.t
         if pod.leads is not None and code == 0 and pod.links and self.t - pod.sent_off < 10:
             self.soon(TICK, pod, lambda: self.leave(pod, code))  # until the others have heard it
@@ -554,7 +578,7 @@ class World:
             if self.random.random() < 0.2:
                 when = self.random.uniform(0.2, 6)
                 self.soon(when, pod, lambda: pod.ranks is ranks and self.act(pod, pod.policy.on_ask(self.t)))  # type: ignore[func-returns-value]
-            self.soon(0.1, pod, lambda: pod.ranks is ranks and self.act(pod, pod.policy.on_listen(self.t)))  # type: ignore[func-returns-value]
+            self.soon(0.1, pod, lambda: pod.ranks is ranks and self.act(pod, pod.policy.on_fact(self.t, listens=True)))  # type: ignore[func-returns-value]
 
     def machines_of(self, members: tuple[str, ...]) -> list[str]:
         return [self.everyone[process].machine for process in members]
@@ -652,7 +676,7 @@ class World:
         if ranks is not None and ranks.call < call:
             ranks.call = call
             ranks.floor = int((self.t - ranks.begun) / self.runs[ranks.round].pace) + 1
-            self.soon(0.01, pod, lambda: self.act(pod, pod.policy.on_floor(Floor(call, ranks.floor), self.t)))
+            self.soon(0.01, pod, lambda: self.act(pod, pod.policy.on_fact(self.t, floor=Floor(call, ranks.floor))))
 
     def save(self, pod: Pod, action: act.SaveAt) -> None:
         ranks, call = pod.ranks, action.call
@@ -668,7 +692,7 @@ class World:
             def has_saved() -> None:
                 if pod.ranks is ranks and not ranks.is_ending:
                     run.saved.setdefault(call, {})[pod.id] = self.t
-                    self.act(pod, pod.policy.on_save(call, self.t))
+                    self.act(pod, pod.policy.on_fact(self.t, saved=call))
 
             self.soon(takes, pod, has_saved)
 
@@ -687,7 +711,7 @@ class World:
             if to is not None and pod.status.round == key:
                 if hung:
                     to.pictures[key, look].add(pod.id)
-                self.act(pod, pod.policy.on_picture(look, self.t))
+                self.act(pod, pod.policy.on_fact(self.t, looked=look))
 
         self.soon(self.random.choice([0.1, 1, 4]), pod, put)
 

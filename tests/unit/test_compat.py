@@ -16,15 +16,20 @@ from flytekitplugins_safedist.compat import TESTED, gone, lookup
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.errors import IncompatibleVersionError, SafedistError
 
+LIBRARIES = ["flytekit", "torch", "horovod"]  # those of the modules in compat
 
-@pytest.mark.parametrize("library", TESTED)
-def test_a_name_that_is_gone_is_missed_with_the_version_seen_and_those_tested(library: str) -> None:
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_name_that_is_gone_is_missed_with_the_version_seen_and_those_tested(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: f"99 of {name}")  # not each is installed everywhere
     with pytest.raises(IncompatibleVersionError) as caught:
         lookup(SimpleNamespace(there=1), "_not_there", of=library)
 
     said = str(caught.value)
     assert "SimpleNamespace._not_there" in said
-    assert f"seen: {library} {metadata.version(library)}" in said
+    assert f"seen: {library} 99 of {library}" in said
     assert f"expected: {library} {', '.join(TESTED[library])} (tested)" in said
     assert str(pickle.loads(pickle.dumps(caught.value))) == said
 
@@ -66,7 +71,7 @@ def looked_up() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lookup":
                 names |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
-    return {name for name in names if name.startswith("_") and name not in ("_put", "_get_container")}
+    return {name for name in names if name.startswith("_") and name != "_put"}
 
 
 def test_a_private_name_that_is_passed_over_would_be_seen() -> None:

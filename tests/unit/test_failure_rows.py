@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import signal
+import socket
 import sys
+import tempfile
 
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytekitplugins_safedist import errors
-from flytekitplugins_safedist.errors import StorageError
+from flytekitplugins_safedist import errors, meeting
+from flytekitplugins_safedist.checkpoint.group import failed_elsewhere
+from flytekitplugins_safedist.errors import CheckpointError, FsError, StorageError
 from flytekitplugins_safedist.failures import (
     ERRNOS,
     ROWS,
@@ -347,6 +350,33 @@ def test_a_lost_peer_in_a_group_is_an_echo() -> None:
     group = BaseExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("more", [RuntimeError(PEER)])])
     assert of(group).failure is Failure.PEER_LOST
     assert of(ExceptionGroup("tasks", [ValueError("x")])).failure is Failure.OWN
+
+
+@pytest.mark.parametrize("wrap", [raised_from, while_handling, hidden])
+def test_what_another_rank_has_told_of_its_failure_is_an_echo_whatever_is_made_of_that(wrap) -> None:
+    assert of(wrap(failed_elsewhere(1, "OSError: full"), StepFailed("x"))).of_another
+    assert not of(wrap(CheckpointError("mine"), StepFailed("x"))).of_another
+
+
+def test_whether_another_ranks_failure_comes_again_is_for_that_one_to_say() -> None:
+    assert not of(failed_elsewhere(1, "OSError: full")).repeats
+    assert of(CheckpointError("mine")).repeats
+
+
+@pytest.mark.parametrize("there", ["nobody", "an agent that stands still"])
+def test_a_rank_that_cannot_ask_the_others_any_more_is_an_echo_whatever_is_made_of_that(there, monkeypatch) -> None:
+    """Its agent has ended, or its round is over: of why that is a rank knows nothing."""
+    monkeypatch.setattr(meeting, "_ANSWER_SECONDS", 0.01)
+    path = f"{tempfile.mkdtemp()}/socket"  # a short one
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(path)
+        if there != "nobody":
+            agent.listen()
+        with pytest.raises(FsError) as met:
+            meeting.Meeting(path, "job", 0).add("key", 1)
+    assert of(met.value).failure is Failure.PEER_LOST
+    assert of(raised_from(met.value, CheckpointError("a save has failed"))).failure is Failure.PEER_LOST
+    assert of(while_handling(met.value, StepFailed("x"))).failure is Failure.PEER_LOST
 
 
 def test_what_was_said_first_counts() -> None:

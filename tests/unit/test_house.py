@@ -51,6 +51,7 @@ def told_twice(sources: dict[str, str]) -> dict[str, list[str]]:
 # --- state --------------------------------------------------------------------------------------------------------
 STATE = {
     "checkpoint.agreement": "what all of a rank's Checkpoints have to do with its agent's agreements",
+    "checkpoint.manager": "saves that this process has begun: who else saves at their place may be in it",
     "fs.identity": "who this rank is, for code that clears its environment",
     "fs.store": "a cache: where this process's ranks have met, by process and place",
     "stopping": "the process's signals, and what they have decided: there is one of each",

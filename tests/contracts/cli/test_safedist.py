@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -124,7 +125,12 @@ def test_a_mistake_in_the_file_is_shown_as_python_shows_it(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("platform.py", "rename the file"), ("train.v2.py", "not a module of Python")]
+    ("name", "said"),
+    [
+        ("platform.py", "rename the file"),
+        ("time.py", "another module has that name"),
+        ("train.v2.py", "not a module of Python"),
+    ],
 )
 def test_a_file_whose_name_python_takes_for_another_is_refused(
     name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -151,10 +157,19 @@ def test_doctor_reports_each_finding_with_its_remedy(tmp_path: Path, capsys: pyt
     assert all(one["remedy"] for one in findings.values() if one["status"] == "broken")
 
 
-def test_a_build_that_crashes_on_import_is_a_finding() -> None:
-    found = doctor.output_of("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-
-    assert found == "it ends with SIGILL: the build does not fit this machine"
+@pytest.mark.parametrize(
+    ("program", "answer"),
+    [
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGILL)",
+            "it ends with SIGILL: the build does not fit this machine",
+        ),
+        ("""print('{"epoch": nan'); print('{"there": true}')""", {"there": True}),
+        ("""print('{"epoch": nan')""", "no output"),
+    ],
+)
+def test_what_a_process_of_its_own_prints_is_its_answer_or_why_there_is_none(program: str, answer: Any) -> None:
+    assert doctor.output_of(program) == answer
 
 
 def test_a_small_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,14 +193,6 @@ def test_what_an_out_of_memory_kill_ends_is_said(as_one: bool, status: str) -> N
     assert doctor.out_of_memory(None).status == "ok"
 
 
-def test_a_directory_that_cannot_be_written_is_broken() -> None:
-    ((_, status, what, remedy, _),) = host_checks.check_directory(Path("/proc/self/fd"))
-
-    assert status == "broken"
-    assert "cannot be written by uid" in what
-    assert "fsGroup" in remedy
-
-
 def test_help_says_in_words_what_the_commands_do(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
@@ -193,6 +200,17 @@ def test_help_says_in_words_what_the_commands_do(capsys: pytest.CaptureFixture[s
     assert "``" not in said
     assert "Parses, calls, prints" not in said
     assert "before it is registered" in said
+
+
+def test_what_flytekit_does_not_serialize_is_told_in_its_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = "{{.image.trainer.fqn}}:{{.image.trainer.version}}"
+    (tmp_path / "named_image.py").write_text(TASK.replace("nnodes=2)", f"nnodes=2), container_image={image!r}"))
+
+    assert main(["render", str(tmp_path / "named_image.py"), "train"]) == 2
+    assert "Image Config with name trainer not found" in capsys.readouterr().err
+    assert main(["render", str(tmp_path / "named_image.py"), "train", "--image", "trainer=a/b:1"]) == 0
 
 
 def test_an_image_without_a_tag_is_refused_with_the_form_of_one(capsys: pytest.CaptureFixture[str]) -> None:

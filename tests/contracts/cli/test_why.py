@@ -152,7 +152,10 @@ def _machine(name: str, gpus: str) -> Json:
 
 @pytest.mark.parametrize(
     ("largest", "says"),
-    [("4", "the largest has 4 in all, so it would wait for ever"), ("8", "the most that one has free is 6")],
+    [
+        ("4", "the largest has 4 in all, so it waits until a larger one is there"),
+        ("8", "the most that one has free is 6"),
+    ],
 )
 def test_how_much_machines_have_and_have_free(why: Why, largest: str, says: str) -> None:
     objects = recorded("no-gpu")
@@ -168,6 +171,84 @@ def test_how_much_machines_have_and_have_free(why: Why, largest: str, says: str)
     _, lines = why(objects, "why-no-gpu", "-n", "flytesnacks-development")
 
     assert says in lines[1]
+
+
+def test_a_cordoned_machine_has_nothing_free_and_a_free_one_is_not_told_as_the_reason(why: Why) -> None:
+    objects = recorded("no-gpu")
+    objects["nodes"] = [_machine("small", "2"), _machine("large", "8")]
+    objects["pods"] += [copy.deepcopy(objects["pods"][0])]
+    objects["pods"][-1]["metadata"]["name"] = "another"
+
+    _, (_, tainted, *_) = why(objects, "why-no-gpu", "-n", "flytesnacks-development")
+    objects["nodes"][1]["spec"] = {"unschedulable": True}
+    _, (_, cordoned, *_) = why(objects, "why-no-gpu", "-n", "flytesnacks-development")
+
+    assert tainted.endswith("and no machine has that free")
+    assert cordoned.endswith("the most that one has free is 2")
+
+
+def test_an_elastic_job_runs_with_fewer_nodes_than_it_could_have(why: Why) -> None:
+    objects = recorded("no-gpu")
+    job, (one, another) = objects["pytorchjobs"][0], objects["pods"]
+    job["spec"]["pytorchReplicaSpecs"] = {"Worker": {"replicas": 2}}
+    one["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+    assert ": waits, " in why(objects, "why-no-gpu", "-n", "flytesnacks-development")[1][0]
+    job["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 2}
+    status, lines = why(objects, "why-no-gpu", "-n", "flytesnacks-development")
+
+    assert ": runs, " in lines[0]
+    assert lines[0].endswith(": 1 of 2 pods")
+    assert lines[1].startswith(f"- {another['metadata']['name']}: waits for a machine")
+    assert status == 1
+
+
+def test_what_ended_is_read_where_kubernetes_keeps_it(why: Why) -> None:
+    objects = recorded("crash")
+    container = objects["pods"][0]["status"]["containerStatuses"][0]
+    container["state"]["terminated"].pop("message")
+
+    assert why(objects, "why-crash")[1][2] == "  Fix: kubectl logs shows its output"
+    _started_again(container)
+    assert why(objects, "why-crash")[1][2] == "  Fix: kubectl logs --previous shows its output"
+
+
+def _started_again(container: Json) -> None:
+    container.update(lastState=container["state"], state={"waiting": {"reason": "CrashLoopBackOff"}})
+
+
+def test_a_container_that_ends_well_and_is_started_again_is_no_good_end(why: Why) -> None:
+    objects = recorded("crash")
+    container = objects["pods"][0]["status"]["containerStatuses"][0]
+    container["state"]["terminated"].update(exitCode=0, message="")
+    _started_again(container)
+
+    status, lines = why(objects, about(objects)["name"])
+
+    assert "ended with exit status 0 at 23:13:29 UTC and was started again 4 time(s)" in lines[1]
+    assert status == 1
+
+
+def test_a_deletion_is_told_from_its_beginning(why: Why) -> None:
+    objects = recorded("oom-lone")
+    objects["pods"][0]["metadata"].update(deletionTimestamp="2026-11-25T22:40:00Z", deletionGracePeriodSeconds=60)
+    objects["pods"][0]["status"] = {"phase": "Pending"}
+
+    _, lines = why(objects, about(objects)["name"])
+
+    assert lines[1].endswith("is being deleted, since 22:39:00 UTC")
+
+
+def test_an_event_without_words_is_read_too(why: Why) -> None:
+    objects = recorded("no-image")
+    objects["events"] += [{**objects["events"][0], "involvedObject": objects["events"][0]["involvedObject"]}]
+    for name in ("reason", "message"):
+        objects["events"][-1].pop(name)
+    objects["events"][-1]["involvedObject"] = {"name": about(objects)["name"]}
+
+    _, lines = why(objects, "why-no-image")
+
+    assert lines[1].startswith(SAID["no-image"][1])
 
 
 def _changed(case: str, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -226,18 +307,82 @@ def _preempted(objects: dict[str, Any]) -> None:
             event["reason"] = "Preempted"
 
 
+def _gated(objects: dict[str, Any]) -> None:
+    pod = objects["pods"][0]
+    pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+    words = "Scheduling is blocked due to non-empty scheduling gates"
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": words}
+    pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    pod["status"] = {"phase": "Pending", "conditions": [condition]}
+
+
+def _held(objects: dict[str, Any]) -> None:
+    _gated(objects)
+    objects["pods"][0]["metadata"]["labels"].pop("kueue.x-k8s.io/queue-name")
+
+
+def _gone(objects: dict[str, Any]) -> None:
+    """As the kubelet writes it of a container that it finds no more."""
+    words = "The container could not be located when the pod was terminated"
+    end = {"exitCode": 137, "finishedAt": None, "message": words, "reason": "ContainerStatusUnknown", "startedAt": None}
+    objects["pods"][0]["status"]["containerStatuses"][0]["state"] = {"terminated": end}
+
+
+def _unheard(objects: dict[str, Any]) -> None:
+    """As the node lifecycle controller leaves pods of a machine that does not answer: not ready, without a word."""
+    objects["pods"][0]["spec"]["nodeName"] = "gpu-7"
+    objects["pods"][0]["status"] = {
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "containerStatuses": [{"name": "pytorch", "image": "x", "state": {"running": {}}}],
+    }
+
+
+def _event(pod: Json, reason: str, message: str, when: str) -> Json:
+    return {
+        "metadata": {"name": reason, "namespace": pod["namespace"], "creationTimestamp": when},
+        "involvedObject": {"kind": "Pod", "name": pod["name"], "uid": pod["uid"]},
+        "reason": reason,
+        "message": message,
+    }
+
+
+def _scaled(reason: str, message: str) -> Callable[[dict[str, Any]], None]:
+    def change(objects: dict[str, Any]) -> None:
+        for pod in objects["pods"]:
+            objects["events"].append(_event(pod["metadata"], reason, message, "2026-11-25T23:59:00Z"))
+
+    return change
+
+
+def _initializing(**states: Json) -> Callable[[dict[str, Any]], None]:
+    """A pod of these init containers, whose machine has begun to pull the image of the container that trains."""
+
+    def change(objects: dict[str, Any]) -> None:
+        (pod,) = objects["pods"]
+        pod["status"]["initContainerStatuses"] = [
+            {"name": name.replace("_", "-"), "image": "small", "state": state} for name, state in states.items()
+        ]
+        pod["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "PodInitializing"}}
+        objects["events"] = [_event(pod["metadata"], "Pulling", "Pulling image", "2026-11-25T23:20:00Z")]
+
+    return change
+
+
+def _mounted_at_last(objects: dict[str, Any]) -> None:
+    _not_mounted(objects)
+    objects["events"].append(_event(objects["pods"][0]["metadata"], "Pulling", "Pulling image", "2026-11-25T23:59:00Z"))
+
+
 def _not_mounted(objects: dict[str, Any]) -> None:
     _waits("ContainerCreating", "")(objects)
     pod = objects["pods"][0]["metadata"]
-    objects["events"] = [
-        {
-            "metadata": {"name": "e", "namespace": pod["namespace"], "creationTimestamp": pod["creationTimestamp"]},
-            "involvedObject": {"kind": "Pod", "name": pod["name"], "uid": "u"},
-            "reason": "FailedMount",
-            "message": 'MountVolume.SetUp failed for volume "data": secret "s" not found',
-        }
-    ]
+    words = 'MountVolume.SetUp failed for volume "data": secret "s" not found'
+    objects["events"] = [_event(pod, "FailedMount", words, pod["creationTimestamp"])]
 
+
+RUNS: Json = {"running": {"startedAt": "2026-11-25T23:12:00Z"}}
+DONE: Json = {"terminated": {"exitCode": 0, "finishedAt": "2026-11-25T23:13:00Z"}}
 
 # Texts of the API server's and scheduler's own sources (Kubernetes 1.30), on recorded jobs.
 CHANGED = [
@@ -283,6 +428,34 @@ CHANGED = [
         'exec: "safedist-execute": not found',
     ),
     ("no-image", _not_mounted, 'FailedMount: MountVolume.SetUp failed for volume "data": secret "s" not found'),
+    ("no-image", _mounted_at_last, "its machine pulls the image"),
+    ("no-image", _initializing(init_pytorch=RUNS), "waits until the master's pod has an address"),
+    ("no-image", _initializing(init_pytorch=DONE), "its machine pulls the image"),
+    ("no-image", _initializing(init_pytorch=DONE, fetch=RUNS), "its init container fetch runs"),
+    ("oom-lone", _gated, "Kueue's queue gpus has not admitted it"),
+    ("oom-lone", _held, "is held back by its scheduling gates: kueue.x-k8s.io/admission"),
+    ("oom-lone", _gone, "container primary was lost: The container could not be located"),
+    ("oom-lone", _unheard, "its machine gpu-7 does not answer"),
+    (
+        "no-gpu",
+        _place("0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) were unschedulable."),
+        "machines are cordoned",
+    ),
+    (
+        "no-gpu",
+        _scaled("TriggeredScaleUp", "pod triggered scale-up: [{gpus 0->2 (max: 4)}]"),
+        "a machine is being added: pod triggered scale-up: [{gpus 0->2 (max: 4)}]",
+    ),
+    (
+        "no-gpu",
+        _scaled("Nominated", "Pod should schedule on: nodeclaim/gpus-x"),
+        "a machine is being added: Pod should",
+    ),
+    (
+        "no-gpu",
+        _scaled("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached"),
+        "no machine is added: pod didn't trigger scale-up: 1 max node group size reached",
+    ),
     ("oom-lone", _evicted, "Evicted: The node was low on resource: memory."),
     ("pod-replaced-2x2", _preempted, "replaced: the scheduler preempted it for a pod of higher priority"),
 ]
@@ -327,6 +500,32 @@ def test_who_is_not_there_or_may_not_be_seen_is_an_error(why: Why, monkeypatch: 
 
     monkeypatch.setenv("KUBECONFIG", "/nowhere/config")
     assert main(["why", "x"]) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [b", "no mapping", "contexts: nobody", "{current-context: x, contexts: [{name: x}]}"]
+)
+def test_a_kubeconfig_that_is_none_is_an_error(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kubeconfig").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+
+    assert main(["why", "x"]) == 2
+    assert "no cluster can be asked" in capsys.readouterr().err
+
+
+def test_a_context_that_is_named_needs_no_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = recorded("succeeded-lone")
+    with serving(objects) as server:
+        file = server.kubeconfig(tmp_path / "kubeconfig", namespace=about(objects)["namespace"])
+        file.write_text(file.read_text().replace("current-context: test\n", ""))
+        monkeypatch.setenv("KUBECONFIG", str(file))
+
+        assert main(["why", about(objects)["name"], "--context", "test"]) == 0
+        assert not any("/api/v1/pods" in path for _, path in server.requests)
 
 
 def test_a_lone_pod_needs_no_training_operator(why: Why) -> None:

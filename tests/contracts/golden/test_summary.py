@@ -17,7 +17,7 @@ from flytekitplugins import kfpytorch as kf
 from golden_cases import CASES, FAST, GPU8, make, sidecar_template, template_of
 from kubernetes.client import V1Container, V1PodSpec, V1ResourceRequirements
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch
+from flytekitplugins_safedist import Profile, SafeHorovod, SafeTorch, Scratch
 from tests.harness.flyte import called, pods
 from tests.harness.product import job_manifest, summary
 from tests.harness.product import template_of as template_to_show
@@ -78,6 +78,17 @@ def with_policy(policy: str) -> SafeHorovod:
 
 
 WARNED = {
+    "a profile": (
+        lambda: make(SafeHorovod(profile=Profile(steps=(10, 12)))),
+        "profile is seen on the task's deck alone: set enable_deck=True of @task",
+    ),
+    "scratch above the pod's limit": (
+        lambda: make(
+            SafeHorovod(nnodes=2, scratch=Scratch(size_limit="20Gi")),
+            requests=Resources(ephemeral_storage="10Gi"),
+        ),
+        "scratch.size_limit=20Gi is above requests.ephemeral_storage=10Gi, at which the kubelet evicts the pod",
+    ),
     "idle GPUs": (
         lambda: make(SafeHorovod(nnodes=2, nproc_per_node=4), **GPU8),
         "8 GPUs per master, but 4 ranks: 4 GPUs",

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from flytekitplugins_safedist import lastwords, texts
-from flytekitplugins_safedist.agent import arrival
 from flytekitplugins_safedist.agent.arrival import run_id
 from flytekitplugins_safedist.rank.task_context import IN_POD
 from tests.unit.rank.test_order import SNAPSHOT
@@ -35,26 +31,3 @@ def test_two_tasks_of_one_execution_are_two_jobs_and_all_nodes_of_one_have_its_n
 def test_an_attempt_that_is_not_a_number_is_not_taken_for_the_first():
     with pytest.raises(ValueError, match="second"):
         run_id(SNAPSHOT, {"FLYTE_ATTEMPT_NUMBER": "second"})
-
-
-def test_an_error_at_import_that_never_says_what_it_is_holds_nobody(monkeypatch):
-    asked_here = []
-
-    class Endless(Exception):
-        def __str__(self):
-            asked_here.append(threading.current_thread() is threading.main_thread())
-            if asked_here[-1]:
-                return "it would have held the agent"
-            threading.Event().wait()
-            return ""
-
-    monkeypatch.setattr(texts, "TELL_SECONDS", 0.1)
-    with pytest.raises(Endless) as caught:
-        raise Endless
-    raised = arrival._outcome(caught.value, SimpleNamespace(node_rank=1)).raised
-    assert raised.message == "<no message: str() of it did not return within 0.1 s>"
-    assert raised.traceback.startswith("Traceback")
-    assert "raise Endless" in raised.traceback
-    assert lastwords.text_of(Endless()) == f"Endless: {raised.message}"
-    assert asked_here
-    assert not any(asked_here)

@@ -21,6 +21,7 @@ from flytekitplugins_safedist.agent.checks import Checked, Checks
 from flytekitplugins_safedist.config.options import Preflight, Timeouts
 from flytekitplugins_safedist.coordinator.books import Leader, Round
 from flytekitplugins_safedist.preflight.judge import NodeReport
+from tests.harness.procs import until
 
 
 class Stuck:
@@ -47,13 +48,12 @@ class Node(Checks):
     """Of node 1 of 2."""
 
     def __init__(self, directory: Path, limit: float = 60.0) -> None:
-        self.told: Queue[Any] = Queue()
         settings = SimpleNamespace(preflight=Preflight(timeout=limit), timeouts=Timeouts())
         call = SimpleNamespace(variables={})
         job = SimpleNamespace(number=0, attempt=SimpleNamespace(run_id="job"), ranks_environment={}, call=call)
         place = SimpleNamespace(path=directory, orders=directory)
         plan: Any = SimpleNamespace(settings=settings, job=job, scratch=place, meeting=None)
-        super().__init__(plan, self.told.put)
+        super().__init__(plan)
 
 
 def start(port: int) -> StartRanks:
@@ -65,7 +65,11 @@ def starting(monkeypatch: pytest.MonkeyPatch, start: Callable[..., object]) -> N
     monkeypatch.setattr(subprocess, "Popen", start)
 
 
-def text_of(checked: Checked) -> str:
+def text_of(node: Node) -> str:
+    """What its checks have come to."""
+    found: list[Checked] = []
+    until(lambda: found.extend(filter(None, [node.look()])) or found, "the checks have ended")
+    checked = found[0]
     (trouble,) = NodeReport.from_dict(json.loads(checked.report)).troubles
     assert (trouble.subject, trouble.is_broken) == ("Checks", True)
     return trouble.text
@@ -78,7 +82,7 @@ def test_checks_that_cannot_start_are_told(monkeypatch: pytest.MonkeyPatch, tmp_
     starting(monkeypatch, refuse)
     node = Node(tmp_path)
     node.begin(start(1))
-    assert "could not start: BlockingIOError: [Errno 11] Resource" in text_of(node.told.get(timeout=60))
+    assert "could not start: BlockingIOError: [Errno 11] Resource" in text_of(node)
     node.close()
 
 
@@ -93,14 +97,18 @@ def test_checks_whose_start_hangs_are_told(monkeypatch: pytest.MonkeyPatch, tmp_
     starting(monkeypatch, hang)
     node = Node(tmp_path, limit=0.01)
     node.begin(start(1))
-    assert "hang: no answer in 0.01 s" in text_of(node.told.get(timeout=60))
+    assert "hang: no answer in 0.01 s" in text_of(node)
     node.close()
     released.set()
 
 
-def test_a_process_that_cannot_be_ended_is_left(tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    process, started = Stuck(), threading.Event()
+    starting(monkeypatch, lambda *_, **__: (started.set(), process)[1])
     node = Node(tmp_path)
-    node._process = process = Stuck()  # type: ignore[assignment]
+    node.begin(start(1))
+    assert started.wait(60)
+    until(lambda: node._run.process, "its agent has it")
     node.close()
     assert process.killed
 
@@ -114,16 +122,15 @@ def test_of_two_rounds_only_the_newer_is_told(monkeypatch: pytest.MonkeyPatch, t
         return processes[int(options["env"]["MASTER_PORT"]) - 1]
 
     starting(monkeypatch, open_process)
-    node, threads = Node(tmp_path), set(threading.enumerate())
+    node = Node(tmp_path)
     node.begin(start(1))
     assert started.get(timeout=60) == "1"
-    (old,) = [each for each in set(threading.enumerate()) - threads if each.name == "safedist-preflight"]
+    old = node._report
     node.begin(start(2))
     assert started.get(timeout=60) == "2"
     processes[0].over.set()
-    old.join(60)
-    assert not old.is_alive()
+    until(old.done, "the older ones have ended")
     assert processes[0].killed
-    assert node.told.empty()
+    assert node.look() is None
     processes[1].over.set()
-    assert "ended with status 7" in text_of(node.told.get(timeout=60))
+    assert "ended with status 7" in text_of(node)

@@ -26,9 +26,9 @@ HANG = Hang(
     what="a collective",
     seconds=400.0,
     is_endless=False,
+    may_come=False,
     step=7,
     picture="the picture",
-    evidence="all that was seen",
 )
 
 

@@ -16,6 +16,30 @@ from flytekitplugins_safedist.errors import RendezvousError
 from flytekitplugins_safedist.topology import Endpoint, Topology
 
 
+def test_the_pod_that_leads_a_range_begins_anew_when_its_name_comes_to_lead_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name that has no address for a moment is another pod's as far as anybody can say."""
+    ask, names = socket.getaddrinfo, threading.Event()
+
+    def resolve(host: str, *arguments: object, **options: object) -> object:
+        if host != "worker-0":
+            return ask(host, *arguments, **options)  # type: ignore[arg-type]
+        if not names.is_set():
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return ask("127.0.0.1", *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        place = Topology(None, 1, 2, 1, Endpoint("worker-0", other.getsockname()[1]), "a test")
+        job = Membership(Rules("job", 1, 2, is_fixed=False), place, NoStore(), say=lambda _: None)
+        assert not job.leads
+        job.link.begin(job.first)
+        names.set()
+        assert "leads the job" in str(job.inbox.get(timeout=30))
+        job.close(decided=False)
+
+
 @pytest.fixture
 def taken():
     """A port that somebody's connection has: bound, and nobody listens."""
@@ -38,7 +62,7 @@ def led(taken):
 
     yield join
     for one in joined:
-        one.close(ended=False)
+        one.close(decided=False)
 
 
 def test_the_pod_that_leads_a_range_listens_as_soon_as_a_connection_gives_its_port_back(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist.agent import actions as act
-from flytekitplugins_safedist.agent.policy import UNDECIDED, NodePolicy
+from flytekitplugins_safedist.agent.policy import DECIDED, UNDECIDED, NodePolicy
 from flytekitplugins_safedist.coordinator.books import NO_ROUND, Books, Cause, Leader, Memory, Outcome, Round, Verdict
 from flytekitplugins_safedist.coordinator.messages import Course, Floor, HangNotice, Offer, Save, Status, Want
 from flytekitplugins_safedist.coordinator.rules import Rules
@@ -111,11 +111,11 @@ def test_a_later_round_is_a_reason_to_end_the_one_before_as_well():
 
 def test_what_was_said_of_a_round_is_not_said_of_the_next():
     node = running()
-    for actions in (node.it.on_listen(100), node.it.on_ask(100), node.it.on_floor(Floor(1, 5), 100)):
+    for actions in (node.it.on_fact(100, listens=True), node.it.on_ask(100), node.it.on_fact(100, floor=Floor(1, 5))):
         node.take(actions)
-    node.it.on_save(1, 100)
+    node.it.on_fact(100, saved=1)
     node.it.on_stall(5.0, 100)
-    node.it.on_picture(1, 100)
+    node.it.on_fact(100, looked=1)
     node.stop()
     node.it.on_quiet((1,), 100)
     assert node.status.ranks_returned == (1,)
@@ -258,9 +258,6 @@ def test_where_no_leader_comes_and_no_sign_is_fresh_a_node_ends_the_job(sign):
     (upload,) = until_it_gives_up(node, sign)
     assert upload.verdict.kind == "missing"
     assert upload.verdict.text == "node 0 was lost, and none took its place within 900 s"
-    assert node.take(node.it.on_upload(is_there=True, now=node.now)) == [
-        act.Exit(0, "this attempt has ended, and its result is uploaded")
-    ]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["looked before", "a look was under way"])
@@ -309,7 +306,7 @@ def test_nodes_give_up_one_after_the_other_and_find_what_the_first_has_uploaded(
     assert until_it_gives_up(first, None)
     second.wait(RULES.rendezvous + 6)
     assert [each for each in second.look() if isinstance(each, act.Upload)] == []
-    assert second.look(is_decided=True) == [act.Exit(0, "this attempt has ended, and its result is uploaded")]
+    assert second.look(is_decided=True) == [act.Exit(0, DECIDED)]
 
 
 def test_a_store_that_is_away_is_no_sign_of_anything_and_at_last_the_node_leaves():
@@ -317,14 +314,6 @@ def test_a_store_that_is_away_is_no_sign_of_anything_and_at_last_the_node_leaves
     actions = node.wait(RULES.rendezvous + RULES.upload)
     assert {type(each) for each in actions} == {act.LookAtStore}
     assert node.wait(0.5)[-1] == act.Exit(UNDECIDED, "neither the leader nor the store can be reached from here")
-
-
-def test_a_leader_that_is_there_after_all_takes_back_what_was_not_uploaded_yet():
-    node = Node()
-    (upload,) = until_it_gives_up(node, None)
-    node.take(node.it.on_upload(is_there=False, now=node.now))
-    assert node.run() == [act.StartRanks(FIRST, 0, 1, 3, {"port": "7"})]
-    assert isinstance(upload, act.Upload)
 
 
 # --- the store --------------------------------------------------------------------------------------------------------
@@ -347,7 +336,7 @@ def test_a_leader_that_is_not_the_newest_is_dropped(waits):
 
 def test_a_pod_that_comes_when_the_verdict_is_there_leaves():
     node = Node()
-    assert node.look(is_decided=True) == [act.Exit(0, "this attempt has ended, and its result is uploaded")]
+    assert node.look(is_decided=True) == [act.Exit(0, DECIDED)]
 
 
 def test_a_look_from_before_a_pause_says_nothing():
@@ -361,19 +350,21 @@ def test_a_look_from_before_a_pause_says_nothing():
 # --- the end ----------------------------------------------------------------------------------------------------------
 def leader(**facts: Any) -> Node:
     node = Node(leads=True, node=0, **facts)
-    node.take(node.it.on_offer(Offer(NO_ROUND, {"port": "7"}), node.now))
+    node.take(node.it.on_fact(node.now, offer=Offer(NO_ROUND, {"port": "7"})))
     return node
 
 
-def test_the_leader_uploads_after_a_look_and_leaves_when_its_coordinator_says_so():
+def test_the_leader_uploads_after_a_look_and_once():
     node = leader()
     assert node.want(0, verdict=FAILED) == [act.LookAtStore()]
     assert node.look(Sign(LEADER, 4)) == [act.Upload(FAILED)]
-    assert node.look(Sign(LEADER, 4)) == [], "one at a time"
-    assert node.want(0, verdict=replace(FAILED, text="another")) == [], "it has begun"
-    assert node.take(node.it.on_upload(is_there=True, now=node.now)) == []
-    assert node.status.is_uploaded
-    assert isinstance(node.want(0, is_decided=True)[-1], act.Exit)
+    assert node.look(Sign(LEADER, 4)) == []
+
+
+def test_a_leader_that_finds_a_verdict_in_the_store_uploads_none():
+    node = leader()
+    node.want(0, verdict=FAILED)
+    assert node.look(Sign(LEADER, 4), is_decided=True) == [act.Exit(0, DECIDED)]
 
 
 def test_a_leader_that_is_not_the_newest_uploads_nothing():
@@ -389,14 +380,10 @@ def test_until_the_upload_begins_the_verdict_may_change():
     assert node.look(Sign(LEADER, 4)) == [act.Upload(FAILED)]
 
 
-def test_an_upload_that_fails_is_tried_again_until_the_store_was_away_for_too_long():
+def test_a_leader_that_cannot_look_at_the_store_tries_again_until_that_was_away_for_too_long():
     node = leader()
     node.want(0, verdict=FAILED)
-    node.look(Sign(LEADER, 4))
-    node.take(node.it.on_upload(is_there=False, now=node.now))
     assert act.LookAtStore() in node.wait(RULES.renew / 6 + 1)
-    assert node.look(Sign(LEADER, 5)) == [act.Upload(FAILED)]
-    node.take(node.it.on_upload(is_there=False, now=node.now))
     left = [each for each in node.wait(RULES.upload) if isinstance(each, act.Exit)]
     assert left == [act.Exit(UNDECIDED, "the verdict could not be uploaded: the store is away")]
 
@@ -406,7 +393,25 @@ def test_the_others_wait_for_the_upload_and_leave_when_no_rank_is_left():
     assert node.want(verdict=FAILED, runs=False) == [act.EndRanks()]
     assert node.want(is_decided=True) == []
     node.take(node.it.on_quiet((), node.now))
-    assert node.done[-1] == act.Exit(0, "this attempt has ended, and its result is uploaded")
+    assert node.done[-1] == act.Exit(0, DECIDED)
+
+
+def test_what_a_leader_was_to_upload_that_was_lost_is_not_how_the_job_has_ended():
+    node = running()
+    node.take(node.it.on_return((1,), node.now))
+    node.want(verdict=Verdict("success", round=FIRST), runs=False)
+    assert node.it.end is not None
+    node.take(node.it.on_disconnect("reset", node.now))
+    assert node.look(is_decided=True) == [act.Exit(0, DECIDED)]
+    assert node.it.end is None, "others may have given it up"
+
+
+def test_what_a_leader_has_uploaded_is_how_the_job_has_ended_though_it_leaves_before_this_nodes_ranks():
+    node = running()
+    node.want(verdict=FAILED, runs=False, is_decided=True)
+    node.take(node.it.on_disconnect("it has left", node.now))
+    assert node.take(node.it.on_quiet((), node.now)) == [act.Exit(0, DECIDED)]
+    assert node.it.end == FAILED
 
 
 def test_who_has_no_part_any_more_leaves_undecided_with_its_ranks_gone():
@@ -422,12 +427,23 @@ def test_a_pod_that_is_told_to_stop_stays_for_the_save_by_all_and_then_leaves():
     assert node.status.is_preempted
     assert node.want(save=Save(1, is_urgent=True)) == [act.CallRanks(1)]
     assert node.want(size=9) == []
-    node.take(node.it.on_floor(Floor(1, 5), node.now))
+    node.take(node.it.on_fact(node.now, floor=Floor(1, 5)))
     assert node.want(save=Save(1, is_urgent=True, step=6)) == [act.SaveAt(1, 6, is_urgent=True)]
     assert node.log[-1] == "a node was told to stop: all ranks save at step 6"
-    node.take(node.it.on_save(1, node.now))
+    node.take(node.it.on_fact(node.now, saved=1))
     assert node.want(save=Save(1, is_urgent=True, step=6, is_done=True)) == [act.EndRanks()]
     assert node.status.leaving == "told to stop by SIGTERM"
+
+
+def test_a_connection_that_is_back_in_time_costs_a_pod_that_is_told_to_stop_no_save():
+    node = running()
+    node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True))
+    node.want(save=Save(1, is_urgent=True))
+    node.take(node.it.on_disconnect("reset", node.now))
+    assert node.wait(RULES.grace - 0.5) == []
+    assert not node.status.leaving
+    node.take(node.it.on_fact(node.now, floor=Floor(1, 5)))
+    assert node.want(save=Save(1, is_urgent=True, step=6)) == [act.SaveAt(1, 6, is_urgent=True)]
 
 
 @pytest.mark.parametrize("why", ["time", "the round is over", "the leader is lost", "it does not stay"])
@@ -441,6 +457,7 @@ def test_it_does_not_stay_for_a_save_that_cannot_be(why):
         node.stop()
     elif why == "the leader is lost":
         node.take(node.it.on_disconnect("reset", node.now))
+        node.wait(RULES.grace + 0.5)
     assert node.status.leaving == "told to stop"
     node.take(node.it.on_quiet((), node.now))
     assert node.done[-1] == act.Exit(UNDECIDED, "told to stop")
@@ -486,14 +503,11 @@ def test_a_leader_that_has_a_verdict_uploads_it_though_it_is_told_to_stop():
 
 def test_that_the_only_pod_of_a_job_is_told_to_stop_is_the_jobs_end_where_nobody_replaces_it():
     node = Node(ALONE, leads=True, node=0, is_replaced=False)
-    node.take(node.it.on_offer(Offer(NO_ROUND, {}), node.now))
+    node.take(node.it.on_fact(node.now, offer=Offer(NO_ROUND, {})))
     node.want(0, round=FIRST, runs=True, size=1, books=Books(FIRST, 1))
     ended = node.take(node.it.on_stop("told to stop by SIGTERM", node.now, node.now, stays=False))
     verdict = Verdict("stopped", "told to stop by SIGTERM", FIRST)
     assert ended == [act.EndRanks(), act.Upload(verdict)]
-    node.take(node.it.on_upload(is_there=True, now=node.now))
-    node.take(node.it.on_quiet((), node.now))
-    assert node.done[-1] == act.Exit(0, "this attempt has ended, and its result is uploaded")
 
 
 def test_the_only_pod_of_a_job_asks_the_store_nothing_and_uploads_at_once():
@@ -507,7 +521,7 @@ def test_the_leader_has_something_ready_for_each_round_and_nobody_else_has():
     node = Node(leads=True, node=0)
     assert node.wait(0.5) == [act.MakeOffer(NO_ROUND)]
     assert node.wait(5) == []
-    node.take(node.it.on_offer(Offer(NO_ROUND, {"port": "7"}), node.now))
+    node.take(node.it.on_fact(node.now, offer=Offer(NO_ROUND, {"port": "7"})))
     node.want(0, round=FIRST, runs=True, size=3, offer={"port": "7"}, books=Books(FIRST, 3))
     node.want(0, runs=False)
     assert node.take(node.it.on_quiet((), node.now)) == [act.MakeOffer(FIRST)]
@@ -531,15 +545,34 @@ def test_a_rank_that_asks_is_served_by_the_next_call():
     assert node.status.asks == 2
 
 
+def test_a_rank_that_asks_while_the_leader_is_not_heard_is_served_by_the_next_call_as_well():
+    node = running()
+    node.want(save=Save(1, is_urgent=False))
+    node.take(node.it.on_fact(node.now, floor=Floor(1, 5)))
+    node.want(save=Save(1, is_urgent=False, step=6, is_done=True))
+    node.take(node.it.on_disconnect("reset", node.now))
+    node.take(node.it.on_ask(node.now))
+    assert node.status.asks == 2
+
+
 def test_a_picture_is_taken_once_for_each_look_and_a_hang_is_told_once():
     node = running()
     assert node.want(look=1) == [act.TakePicture(1)]
     assert node.want(size=9) == []
-    node.take(node.it.on_picture(1, node.now))
+    node.take(node.it.on_fact(node.now, looked=1))
     assert node.status.looked == 1
     hang = HangNotice(2, "rank 1", 1, "it sleeps")
     assert node.want(hang=hang) == [act.Blame(hang)]
     assert node.want(size=3) == []
+
+
+def test_a_picture_that_may_be_lost_with_its_connection_is_taken_again():
+    node = running()
+    node.want(look=1)
+    node.take(node.it.on_fact(node.now, looked=1))
+    node.take(node.it.on_disconnect("reset", node.now))
+    assert node.status.looked == 0
+    assert act.TakePicture(1) in node.want(look=1)
 
 
 def test_memory_is_said_when_it_comes_near_its_limit_and_what_the_leader_says_of_its_own_is_kept():

@@ -141,11 +141,11 @@ def test_a_round_is_finished_when_all_reported_success_and_ended(round_):
     ranks, processes, orders, _ = round_
     leave(orders[0], Status.SUCCEEDED)
     ranks.poll()
-    assert (ranks.finished, ranks.failed) == (False, False)
+    assert (ranks.finished, ranks.failures) == (False, 0)
     leave(orders[1], Status.SUCCEEDED)
     processes.to_come = [EndedRank(100, 0, 1), EndedRank(101, 0, 1)]
     ranks.poll()
-    assert (ranks.finished, ranks.failed) == (True, False)
+    assert (ranks.finished, ranks.failures) == (True, 0)
 
 
 @pytest.mark.parametrize(("code", "status"), [(3, Status.EXITED), (0, Status.EXITED), (-9, Status.KILLED)])
@@ -154,7 +154,7 @@ def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
     processes.to_come = [EndedRank(101, code, 5)]
     ranks.poll()
     [outcome] = ranks.outcomes()
-    assert ranks.failed
+    assert ranks.failures
     assert (outcome.rank, outcome.status, outcome.exit_code, outcome.time_ns) == (5, status, code, 5)
 
 
@@ -299,7 +299,7 @@ def test_what_ends_without_a_record_after_being_told_to_stop_is_no_failure(round
     processes.when_told = lambda: [EndedRank(100, code, LATER_NS), EndedRank(101, code, LATER_NS)]
     ranks.stop()
     assert [outcome.status for outcome in ranks.outcomes()] == [Status.STOPPED] * 2
-    assert not ranks.failed
+    assert not ranks.failures
 
 
 def test_a_failure_from_before_the_order_to_stop_stays_one_though_it_is_seen_after_it(round_):

@@ -183,7 +183,7 @@ def test_a_root_that_this_user_may_not_write_is_named_with_the_way_out(unprivile
     unprivileged.chmod(0o755)
     assert str(caught.value) == (
         f"the scratch directory cannot be made [path={unprivileged}] (seen: EACCES: Permission denied; "
-        f"expected: a writable directory with room). Fix: {HINT}"
+        f"expected: a writable directory with room, which takes sockets). Fix: {HINT}"
     )
 
 

@@ -10,9 +10,10 @@ import threading
 import weakref
 from collections import Counter, OrderedDict
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
-import fsspec
+import fsspec.implementations.local
 import numpy
 import pytest
 import torch
@@ -90,23 +91,17 @@ def test_a_second_run_goes_on_where_the_first_ended(place):
     ]
 
 
-def test_a_part_that_is_gone_is_passed_over_and_said(three, caplog, monkeypatch):
+@pytest.mark.parametrize(
+    ("file", "data", "said"),
+    [("__0_0.distcp", None, "a part of a save"), (saves.MANIFEST, b"{", "a manifest cannot be read")],
+    ids=["a part that is gone", "a manifest that is cut"],
+)
+def test_a_damaged_save_is_passed_over_and_said(three, caplog, monkeypatch, file, data, said):
     monkeypatch.setattr(store, "LATE_SECONDS", 0.1)
-    (directory(three, 3) / "__0_0.distcp").unlink()
+    path = directory(three, 3) / file
+    path.unlink() if data is None else path.write_bytes(data)
     assert resumed(three) == (3, 2.0, 2)
-    assert f"{directory(three, 3)} is passed over: a part of a save" in caplog.text
-
-
-def test_a_damaged_manifest_is_passed_over_and_said(three, caplog):
-    path = directory(three, 3) / saves.MANIFEST
-    path.write_bytes(path.read_bytes()[:-10])
-    assert resumed(three) == (3, 2.0, 2)
-    assert f"{directory(three, 3)} is passed over: a manifest cannot be read" in caplog.text
-
-
-def test_a_save_without_a_manifest_is_none(three):
-    (directory(three, 3) / saves.MANIFEST).unlink()
-    assert resumed(three) == (3, 2.0, 2)
+    assert f"{directory(three, 3)} is passed over: {said}" in caplog.text
 
 
 def test_where_no_save_is_whole_training_does_not_begin_anew_silently(three, monkeypatch):
@@ -219,7 +214,7 @@ def test_a_process_that_is_forked_while_a_save_is_in_flight_ends(place):
     assert ended == 0
 
 
-def test_by_time_a_save_in_flight_is_not_waited_for(place):
+def test_by_time_a_save_in_flight_is_not_waited_for_and_the_next_is_due_when_it_is_written(place):
     written = threading.Event()
     points.on_point = lambda point: written.wait(60) if point == points.SAVE_BEGUN else None
     try:
@@ -230,7 +225,9 @@ def test_by_time_a_save_in_flight_is_not_waited_for(place):
         written.set()
         points.on_point = None
     ckpt.wait()
-    assert resumed(place) == (1, 0.0, 0)
+    ckpt.save(2, fresh(2))
+    ckpt.wait()
+    assert ckpt.steps() == [0, 2]
 
 
 def test_a_save_that_fails_is_said_and_raised_at_the_end_and_what_was_committed_stays(place, caplog):
@@ -251,40 +248,9 @@ def test_a_save_that_fails_is_said_and_raised_at_the_end_and_what_was_committed_
         points.on_point = None
     assert "the save of step 2 failed, what was committed before stays: [Errno 28] No space left" in caplog.text
     assert resumed(place) == (2, 1.0, 1)
-    ckpt.save(3, fresh(3), force=True)
-    ckpt.wait()
-    assert resumed(place) == (4, 3.0, 3)
-
-
-def test_a_failed_save_may_be_made_again_for_the_same_step(place):
-    ckpt = Checkpoints(place, every=None)
-
-    def fail(point):
-        if point == points.PART_OPENED:
-            raise OSError(5, "Input/output error")
-
-    points.on_point = fail
-    try:
-        ckpt.save(2, fresh(2), force=True)
-        with pytest.raises(OSError):
-            ckpt.wait()
-    finally:
-        points.on_point = None
-    ckpt.save(2, fresh(2), force=True)
+    ckpt.save(2, fresh(2), force=True)  # the same again
     ckpt.wait()
     assert resumed(place) == (3, 2.0, 2)
-
-
-def test_what_could_not_be_loaded_is_refused_when_it_is_saved(place):
-    class Odd:
-        pass
-
-    ckpt = Checkpoints(place, every=None)
-    with pytest.raises(CheckpointError, match=r"state=sampler\.kept.*Odd"):
-        ckpt.save(1, {**fresh(), "sampler": {"kept": Odd()}})
-    with pytest.raises(CheckpointError, match=r"state=sampler\.1\.kept.*Odd"):
-        ckpt.save(1, {**fresh(), "sampler": [1, {"kept": Odd()}]})
-    assert not place.exists()
 
 
 def test_names_that_differ_are_refused_and_nothing_is_loaded(three):
@@ -301,8 +267,11 @@ def test_a_later_attempt_finds_what_an_earlier_one_has_saved(tmp_path):
     state = fresh()
     ckpt = Checkpoints(tmp_path / "new", every=None, resume_from=str(tmp_path / "old"))
     assert ckpt.restore(state) == 8
+    ckpt.save(7, state, force=True)  # it is saved elsewhere, and not here
+    ckpt.wait()
     ckpt.save(8, fresh(8), force=True)
     ckpt.wait()
+    assert ckpt.steps() == [7, 8]
     again = Checkpoints(tmp_path / "new", resume_from=str(tmp_path / "old"))
     assert again.restore(fresh()) == 9
 
@@ -310,19 +279,20 @@ def test_a_later_attempt_finds_what_an_earlier_one_has_saved(tmp_path):
 def test_all_that_cannot_work_is_said_at_once(place):
     with pytest.raises(ConfigError, match=r"2 problems: keep=0 .*; every=0 "):
         Checkpoints(place, keep=0, every=0)
-    with pytest.raises(ConfigError, match=r"every=.* is neither a number of steps nor a time .*more than 0"):
-        Checkpoints(place, every=timedelta(0))
 
 
-@pytest.mark.parametrize("every", [5.0, "10", True])
-def test_what_is_neither_steps_nor_a_time_is_refused_not_left_to_never_save(place, every):
-    with pytest.raises(ConfigError, match=r"every=.* is neither a number of steps nor a time"):
-        Checkpoints(place, every=every)
-
-
-def test_keep_is_a_number_of_saves(place):
-    with pytest.raises(ConfigError, match="keep='3' is not a number of saves"):
-        Checkpoints(place, keep="3")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"keep": "3"}, "keep='3' is not a number of saves")]
+    + [
+        ({"every": every}, "neither a number of steps nor a time .*more than 0")
+        for every in (5.0, "10", True, timedelta(0))
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_not_left_to_never_save(place, options, said):
+    with pytest.raises(ConfigError, match=said):
+        Checkpoints(place, **options)
 
 
 @pytest.mark.parametrize("state", [torch.nn.Linear(1, 1), [1], {0: 1}], ids=["a model", "a list", "no names"])
@@ -342,20 +312,18 @@ def test_a_step_that_is_no_number_from_0_is_refused(place, step):
         ckpt.should_save(step)
 
 
-def test_steps_that_begin_again_with_an_epoch_are_refused_for_the_oldest_epoch_would_be_resumed(place):
+@pytest.mark.parametrize("begun", ["here", "by a restore"])
+def test_steps_that_begin_again_with_an_epoch_are_refused(place, begun):
     ckpt = Checkpoints(place, every=None)
     for step in (0, 7, 7):
-        ckpt.save(step, fresh())
+        ckpt.save(step, fresh(), force=True)
+    ckpt.wait()
+    if begun == "by a restore":
+        ckpt = Checkpoints(place, every=None)
+        ckpt.restore(fresh())
     with pytest.raises(
         CheckpointError, match=r"never be smaller than before \(7\) \(seen: 0\).*count steps over all epochs"
     ):
-        ckpt.save(0, fresh())
-
-
-def test_steps_that_begin_again_after_a_resume_are_refused(three):
-    ckpt = Checkpoints(three)
-    assert ckpt.restore(fresh()) == 4
-    with pytest.raises(CheckpointError, match=r"never be smaller than before \(3\)"):
         ckpt.save(0, fresh())
 
 
@@ -427,14 +395,6 @@ def test_by_time_a_slow_first_step_does_not_put_off_the_others(monkeypatch):
     assert found[0] < 112
 
 
-def test_by_time_a_save_that_is_being_written_is_not_waited_for_but_asked_for_again(monkeypatch):
-    now = clock(monkeypatch)
-    timer = Timer(10)
-    now[0] = 10
-    assert timer.answer(0, is_busy=True) == (False, 1)
-    assert timer.answer(1, is_busy=False)[0]
-
-
 def test_rank_0_asks_its_agent_once_and_again_only_after_a_while(monkeypatch):
     now = clock(monkeypatch)
     timer, asked = Timer(10), []
@@ -464,12 +424,21 @@ def test_a_step_is_chosen(three):
         Checkpoints(three).restore(fresh(), step=9)
 
 
-def test_what_cannot_be_saved_is_refused_at_the_first_call(place):
-    state = {**fresh(), "stream": (one for one in ())}
-    with pytest.raises(CheckpointError, match=r"state=stream.*generator"):
-        Checkpoints(place).restore(state)
-    with pytest.raises(CheckpointError, match=r"state=stream.*generator"):
-        Checkpoints(place).save(0, state)  # not due for ten minutes
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ((one for one in ()), r"state=x\].*generator"),
+        ({"kept": threading.Lock()}, r"state=x\.kept\].*lock"),
+        ([1, {"kept": threading.Lock()}], r"state=x\.1\.kept\].*lock"),
+    ],
+    ids=["alone", "in a dict", "in a list"],
+)
+def test_what_cannot_be_saved_is_refused_at_the_first_call(place, value, said):
+    with pytest.raises(CheckpointError, match=said):
+        Checkpoints(place).restore({**fresh(), "x": value})
+    with pytest.raises(CheckpointError, match=said):
+        Checkpoints(place).save(0, {**fresh(), "x": value})  # not due for ten minutes
+    assert not place.exists()
 
 
 def test_another_model_is_refused_and_nothing_is_loaded(three):
@@ -735,6 +704,17 @@ def test_after_going_back_the_new_branch_is_the_newest_and_the_step_gone_back_to
     assert Checkpoints(place).restore(state, step=799) == 800
 
 
+def test_a_run_that_goes_back_saves_again_what_it_comes_to_again(place):
+    """Else the branch that was given up is resumed."""
+    with Checkpoints(place, every=1) as ckpt:
+        for value, first in ((1, 0), (2, 2)):
+            for step in range(first, 3):
+                ckpt.save(step, fresh(value))
+            ckpt.wait()
+            ckpt.restore(fresh(-1), step=1)
+    assert resumed(place)[:2] == (3, 2.0)
+
+
 def test_a_save_is_newer_than_all_there_are_also_where_the_clock_of_its_node_is_behind(place):
     ahead = place / "step-000000000050.9700000000000.00000000"
     with Checkpoints(place, every=None) as ckpt:
@@ -743,15 +723,6 @@ def test_a_save_is_newer_than_all_there_are_also_where_the_clock_of_its_node_is_
     with Checkpoints(place, every=None, keep=1) as ckpt:
         ckpt.save(60, fresh(60), force=True)
     assert resumed(place)[0] == 61
-
-
-def test_what_is_saved_elsewhere_is_not_saved_here(place, tmp_path):
-    with Checkpoints(tmp_path / "old", every=None) as old:
-        old.save(7, fresh(7), force=True)
-    with Checkpoints(place, every=None, resume_from=str(tmp_path / "old")) as ckpt:
-        assert ckpt.restore(fresh()) == 8
-        ckpt.save(7, fresh(7), force=True)
-    assert ckpt.steps() == [7]
 
 
 class Average:
@@ -811,11 +782,11 @@ def test_a_model_of_no_tensors_is_saved_and_restored(place):
 
 def test_two_of_a_task_that_save_at_one_place_in_turns_are_refused(place):
     run, best = Checkpoints(place, every=1), Checkpoints(place, every=None, keep=1)
-    run.save(0, {"x": 0})
-    run.wait()
-    best.save(0, {"x": 0}, force=True)
+    for ckpt in (run, best, run):
+        ckpt.save(0 if ckpt.latest is None else 1, {"x": 0}, force=True)
+        ckpt.wait()
     with pytest.raises(CheckpointError, match=r"two save at one place: .*another Checkpoints of this task"):
-        run.save(1, {"x": 1})
+        run.save(2, {"x": 1})
 
 
 @pytest.fixture
@@ -850,6 +821,48 @@ def test_two_jobs_that_save_at_one_place_at_once_are_refused_and_neither_takes_t
         one.save(4, {"x": 4})
 
 
+def test_what_another_job_saves_here_meanwhile_is_never_removed(place, of_job):
+    """Its own newest is what it would go on from."""
+    of_job("one")
+    one = Checkpoints(place, every=1, keep=1)
+    one.save(0, {"x": 0})
+    one.wait()
+    of_job("two")
+    with Checkpoints(place.parent / "." / "other" / ".." / "place", every=1, keep=1) as two:
+        two.save(7, {"x": 7})
+    one.save(1, {"x": 1})
+    one.wait()
+    assert one.steps() == [1, 7]
+
+
+def test_a_save_is_newer_than_those_of_an_attempt_that_is_cut_off_and_goes_on_with_its_clock_ahead(place, of_job):
+    of_job("job")
+    after = Checkpoints(place, every=1, keep=None)
+    after.save(5, {"x": 5})
+    after.wait()
+    with Checkpoints(place.parent / "." / "other" / ".." / "place", every=1, keep=None) as before:
+        before.save(4, {"x": 4})
+    directory(place, 4).rename(place / "step-000000000004.9700000000000.00000000")
+    for step in (6, 7):  # the first of them finds it
+        after.save(step, {"x": step})
+        after.wait()
+    assert Checkpoints(place).restore({"x": 0}) == 8
+
+
+def test_the_step_gone_back_to_stays_where_the_job_has_gone_on_since(place, of_job):
+    of_job("before")
+    with Checkpoints(place, every=1, keep=None) as ckpt:
+        for step in range(4):
+            ckpt.save(step, {"x": step})
+    of_job("job")
+    for first in (2, 4, 6):
+        with Checkpoints(place, every=1, keep=1) as ckpt:
+            assert ckpt.restore({"x": 0}, step=1) == first
+            for step in range(first, first + 2):
+                ckpt.save(step, {"x": step})
+    assert ckpt.steps() == [1, 7]
+
+
 def test_where_the_newest_of_a_branch_is_damaged_its_job_goes_on_from_the_one_before(place, of_job):
     of_job("job")
     with Checkpoints(place, every=1, keep=None) as ckpt:
@@ -876,6 +889,20 @@ def test_saves_that_are_found_damaged_do_not_count(place):
     assert ckpt.steps() == [0, 1, 2]
 
 
+def test_a_manifest_that_comes_late_to_a_save_that_is_removed_counts_for_none(place):
+    """A store that was away, or an attempt that is cut off, has put it."""
+    with Checkpoints(place, every=1) as ckpt:
+        for step in (0, 1):
+            ckpt.save(step, {"x": step})
+            ckpt.wait()
+    for path in directory(place, 1).iterdir():
+        if path.name != saves.MANIFEST:
+            path.unlink()
+    with Checkpoints(place, every=1, keep=2) as ckpt:
+        ckpt.save(2, {"x": 2})
+    assert ckpt.steps() == [0, 2]
+
+
 def test_on_an_object_store_a_save_that_goes_while_it_is_read_is_passed_over(monkeypatch):
     place, looks = "memory://goes", []
     with Checkpoints(place, every=1) as ckpt:
@@ -893,6 +920,38 @@ def test_on_an_object_store_a_save_that_goes_while_it_is_read_is_passed_over(mon
     state = {"x": torch.zeros(2)}
     assert Checkpoints(place).restore(state) == 1
     assert state["x"].tolist() == [0.0, 0.0]
+
+
+def test_where_all_saves_that_were_there_have_gone_meanwhile_the_newer_one_is_taken(monkeypatch):
+    """Who saves keeps one; another job evaluates it."""
+    place = "memory://newer"
+    saver = Checkpoints(place, every=1, keep=1)
+    saver.save(0, {"x": torch.zeros(2)})
+    saver.wait()
+    filesystem = fsspec.filesystem("memory")
+    read = type(filesystem).cat_ranges
+
+    def cat_ranges(self, *arguments, **options):
+        monkeypatch.setattr(type(filesystem), "cat_ranges", read)
+        saver.save(1, {"x": torch.ones(2)})
+        saver.wait()
+        return read(self, *arguments, **options)
+
+    monkeypatch.setattr(type(filesystem), "cat_ranges", cat_ranges)
+    state = {"x": torch.full((2,), 9.0)}
+    assert Checkpoints(place).restore(state) == 2
+    assert state["x"].tolist() == [1.0, 1.0]
+
+
+def test_a_place_from_which_something_goes_while_it_is_listed_is_not_an_empty_one(three, monkeypatch):
+    """fsspec of 2023 fails then as where there is nothing at all."""
+    local, gone = fsspec.implementations.local.LocalFileSystem, three / "gone"
+
+    def ls(self, path, detail=False, **options):
+        return [self.info(each) for each in (*Path(path).iterdir(), gone)]
+
+    monkeypatch.setattr(local, "ls", ls)
+    assert resumed(three) == (4, 3.0, 3)
 
 
 PLAIN = [
@@ -956,6 +1015,28 @@ def test_numbers_that_change_their_places_in_the_middle_of_a_tensor_change_its_m
     of_a_device = [sums(each.view(torch.uint8)) for each in (tensor, *other)]
     assert len({bytes(each.tolist()) for each in of_a_device}) == 4
     assert len(of_a_device[0]) < 0.05 * tensor.nbytes
+
+
+def test_what_a_failed_save_could_not_remove_goes_with_the_next_commit(place, monkeypatch):
+    refused, remove = [], store.Store.remove
+
+    def once(self, name):
+        if not refused:
+            refused.append(name)
+            raise OSError(5, "Input/output error")
+        remove(self, name)
+
+    def fail(point):
+        if point == points.PARTS_WRITTEN and not refused:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(store.Store, "remove", once)
+    monkeypatch.setattr(points, "on_point", fail)
+    ckpt = Checkpoints(place, every=1)
+    for step in (0, 1):
+        ckpt.save(step, {"x": step})
+    ckpt.wait()
+    assert [saves.step_of(path.name) for path in place.iterdir()] == [1]
 
 
 def test_old_saves_that_cannot_be_removed_stay_and_fail_nothing(place, monkeypatch, caplog):

@@ -45,6 +45,12 @@ def test_an_attempt_that_left_nothing_is_not_waited_for(tmp_path):
     assert settle(attempt(tmp_path, 2)) == attempt(tmp_path, 1).own
 
 
+def test_an_attempt_that_has_saved_goes_on_there_whatever_one_before_it_that_is_cut_off_does_since(tmp_path):
+    assert settle(attempt(tmp_path, 1)) == attempt(tmp_path, 1).own
+    assert settle(attempt(tmp_path, 0)) == attempt(tmp_path, 0).own
+    assert settle(attempt(tmp_path, 1)) == attempt(tmp_path, 1).own
+
+
 def test_a_place_that_the_user_has_given_is_not_written_to_before_the_first_save(tmp_path):
     assert find(Facts(f"{tmp_path}/mine")) == f"{tmp_path}/mine"
     assert list(tmp_path.iterdir()) == []

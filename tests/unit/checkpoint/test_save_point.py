@@ -11,8 +11,8 @@ import pytest
 
 from flytekitplugins_safedist.checkpoint import Checkpoints, saves
 from flytekitplugins_safedist.checkpoint.agreement import MARK, wait_for_others
+from flytekitplugins_safedist.checkpoint.places import Facts, find
 from flytekitplugins_safedist.checkpoint.store import Store
-from flytekitplugins_safedist.errors import CheckpointError
 from flytekitplugins_safedist.rank import context, shared_page
 from flytekitplugins_safedist.rank.shared_page import AgentPage, RankPage
 from tests.harness.outcomes import rank_at
@@ -73,14 +73,6 @@ def test_an_urgent_save_that_fails_is_said_and_nobody_waits_for_it(agent, stood_
     assert agent.finished(1, urgent=True)
     assert stood_still == ["still"]
     assert "the last save before the pod leaves failed" in caplog.text
-
-
-def test_state_that_cannot_be_saved_is_an_error_where_no_pod_leaves(agent, stood_still, tmp_path):
-    with Checkpoints(tmp_path / "place", every=None) as ckpt:
-        ckpt.save(0, {"x": 0}, force=True)
-        with pytest.raises(CheckpointError):
-            ckpt.save(1, {"x": threading.Lock()}, force=True)
-    assert stood_still == []
 
 
 def test_a_trainer_that_makes_its_own_files_is_told_before_until_it_saves(agent, stood_still, tmp_path):
@@ -223,6 +215,28 @@ def test_that_a_pod_leaves_is_marked_by_rank_0_of_a_lone_pod_alone(
         ckpt.save(1, {"x": 1})
     assert not (tmp_path / "place" / MARK).exists()
     assert steps(tmp_path / "place") == ({1} if marks else set())
+
+
+def test_the_next_attempt_waits_where_a_lone_pod_saves_also_before_the_first_save(
+    agent, stood_still, tmp_path, monkeypatch
+):
+    """Each attempt has a place of its own, until one has left a pointer."""
+    first, second = (
+        Facts(
+            str(tmp_path / f"raw-{number}"), given=False, outputs=str(tmp_path / "meta" / str(number)), attempt=number
+        )
+        for number in (0, 1)
+    )
+    monkeypatch.setattr("flytekitplugins_safedist.checkpoint.places.gather", lambda *_, **__: first)
+    agent.stays(20.0)
+    ckpt = Checkpoints(every=100)
+    ckpt.should_save(0)
+    agent.preempt()
+    until(lambda: find(second) == first.own, "the place of the attempt before")
+    assert (tmp_path / "raw-0" / MARK).exists()
+    answered(agent, 1, 1, urgent=True)
+    ckpt.save(1, {"x": 1})
+    assert steps(tmp_path / "raw-0") == {1}
 
 
 def test_a_mark_that_cannot_be_taken_away_costs_a_wait_and_no_more(tmp_path, monkeypatch, caplog):

@@ -1,4 +1,4 @@
-"""A manifest is whole or is refused; names of saves sort."""
+"""A manifest is whole or is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from flytekitplugins_safedist.checkpoint import saves
 from flytekitplugins_safedist.checkpoint.saves import DamagedError, Manifest
-from flytekitplugins_safedist.checkpoint.store import Store
 
 MADE = Manifest(
     step=120,
@@ -54,24 +53,3 @@ def test_a_format_of_the_future_is_refused_by_its_name():
 
 def test_a_field_of_the_future_is_passed_over():
     assert Manifest.from_bytes(sealed(json.loads(MADE.to_bytes())["manifest"] | {"more": 1})) == MADE
-
-
-def test_the_newest_is_the_latest_whatever_its_step(tmp_path):
-    early, late, lower = (
-        "step-000000000010.1700000000001.00000000",
-        "step-000000000009.1700000000002.00000000",
-        "step-000000000001.1700000000003.00000000",
-    )
-    store = Store(str(tmp_path))
-    for name in (late, lower, early):
-        store.put(f"{name}/{saves.MANIFEST}", b"{}")
-    store.put("step-10/other", b"")
-    assert saves.committed(store) == [lower, late, early]
-
-
-def test_a_later_save_has_a_later_name_whatever_the_clock_of_its_node_says():
-    ahead = "step-000000000009.9700000000002.00000000"
-    name = saves.new_name(7, after=saves.time_of(ahead))
-    assert (saves.step_of(name), saves.time_of(name)) == (7, saves.time_of(ahead) + 1)
-    assert saves.new_name(7) != saves.new_name(7)
-    assert saves.time_of("step-10") == saves.step_of("step-10") == -1

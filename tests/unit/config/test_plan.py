@@ -24,7 +24,7 @@ def test_defaults_are_one_node_and_one_rank() -> None:
     plan = planned(SafeTorch())
     assert (plan.backend, plan.min_nodes, plan.max_nodes, plan.nproc_per_node) == ("torch", 1, 1, 1)
     assert (plan.max_restarts, plan.start_method, plan.size_limit) == (0, "preload", None)
-    assert (plan.world_size, plan.variables) == (1, ())
+    assert plan.variables == ()
 
 
 def test_every_word_of_the_user_reaches_the_plan() -> None:
@@ -38,7 +38,7 @@ def test_every_word_of_the_user_reaches_the_plan() -> None:
         logs=Logs(show=(0, 2), tail_lines=0, prefix="{node_rank:>2}/{local_rank} {{x}} "),
     )
     plan = planned(config, requests=Resources(gpu="4"), environment={"B": "2", "A": "1"})
-    assert (plan.min_nodes, plan.max_nodes, plan.nproc_per_node, plan.world_size) == (2, 4, 3, 12)
+    assert (plan.min_nodes, plan.max_nodes, plan.nproc_per_node) == (2, 4, 3)
     assert (plan.max_restarts, plan.start_method, plan.backend) == (5, "spawn", "horovod")
     assert (plan.scratch, plan.size_limit) == (config.scratch, 3 * 512 * 1024 * 1024)
     assert (plan.timeouts, plan.logs) == (config.timeouts, config.logs)

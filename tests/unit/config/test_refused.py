@@ -90,7 +90,11 @@ FIELDS: list[tuple[str, tuple[Any, ...], str]] = [
     ),
     ("scratch.keep", ("sometimes", True, None), f"{WORDS}'never', 'on_failure', 'always')"),
     ("scratch.volume", ("tape", 1), f"{WORDS}'disk', 'memory')"),
-    ("scratch.claim", ("", 5), "is not a name (name a PersistentVolumeClaim)"),
+    (
+        "scratch.claim",
+        ("", 5, "My_Claim", "a/b", "-a", "c" * 254),
+        "is not the name of a PersistentVolumeClaim (use small letters",
+    ),
     (
         "scratch.size_limit",
         (0, -1, "20 GB", "lots", "-1Gi", "1e400", "", 1.5, True, "9" * 5000, "0Gi", 10**5000),

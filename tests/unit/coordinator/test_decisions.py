@@ -862,6 +862,19 @@ def test_who_is_lost_or_has_returned_holds_up_no_picture_of_the_others():
     assert job.it.look_to_judge() == 1
 
 
+def test_of_a_node_whose_connection_is_lost_for_now_nobody_knows_whether_all_wait_for_it():
+    job = begun()
+    job.lose("b")
+    job.say("a", stall=30.0)
+    job.wait(STEP)
+    for process in "ac":
+        job.say(process, looked=1)
+    assert job.it.look_to_judge() == 0
+    job.linked.add("b")
+    job.say("b", looked=1)
+    assert job.it.look_to_judge() == 1
+
+
 def test_a_node_that_is_gone_with_its_memory_full_is_told_so_at_its_first_loss():
     job = begun(replace(FIXED, max_replacements=0))
     job.say("b", memory=Memory(99 << 30, 100 << 30))
@@ -900,7 +913,6 @@ def test_so_is_node_0_by_what_the_others_have_heard():
     assert (job.it.verdict.kind, job.it.verdict.text[:6]) == ("memory", "node 0")
 
 
-@pytest.mark.end("the same worker is lost three times, and lives less than ten minutes each time it is back")
 @pytest.mark.parametrize("lives", [(100, 10, 10), (100, 1000, 10)], ids=["short", "one long"])
 def test_a_worker_that_dies_in_one_place_again_and_again_is_not_replaced_any_more(lives):
     job = begun(replace(FIXED, max_replacements=9))

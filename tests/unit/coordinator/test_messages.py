@@ -79,7 +79,7 @@ def test_all_that_a_want_says_arrives():
 
 
 def test_what_is_as_at_first_is_not_sent():
-    assert len(Status("job", "b", 1, 1.0).dump()) < 65
+    assert len(Status("job", "b", 1, 1.0).dump()) < 80
     assert len(Want(Course(KEY.leader), 1).dump()) < 120
 
 
@@ -112,6 +112,9 @@ def test_a_node_of_a_later_version_is_told_which_one_answers():
     assert status.refusal("job").startswith("it speaks version 99 of the protocol, and node 0 2")
     assert replace(status, protocol=2).refusal("job") == ""
     assert status.refusal("other") == "it is of job 'job', and this is job 'other'"
+    own = json.loads(Status("job", "b", 1, 1.0).dump())
+    assert own.pop("protocol") == 2, "said always: what is left out is the reader's own"
+    assert Status.parse(json.dumps(own).encode()).refusal("job").startswith("it speaks version 0 of the protocol")
 
 
 def test_a_sign_arrives():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import http.server
 import os
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,27 +242,43 @@ def test_who_finds_that_another_node_was_faster_keeps_what_is_there(tmp_path, mo
 
 
 class Held(Callback):
-    """Holds the second file of a directory up."""
+    """Holds the second file of a directory up, and tells."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[], object]) -> None:
         super().__init__()
+        self.tell = tell
         self.files: list[str] = []
         self.goes_on = threading.Event()
 
     def branched(self, path_1: str, path_2: str, **_: Any) -> Callback:
         self.files.append(path_1)
         if len(self.files) == 2:
+            self.tell()
             self.goes_on.wait()
         return Callback()
 
 
-def test_a_directory_past_its_deadline_is_not_written_any_further_and_nothing_of_it_stays(tmp_path):
+def interrupt() -> None:
+    """As Ctrl-C does."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tell", "error"), [(0.2, bool, FsTimeoutError), (3600, interrupt, KeyboardInterrupt)]
+)
+def test_a_directory_that_nobody_waits_for_any_more_is_not_written_further_and_nothing_of_it_stays(
+    tmp_path, monkeypatch, request, seconds, tell, error
+):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # flytekit has its own
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     (tmp_path / "source").mkdir()
     for name in "abc":
         (tmp_path / "source" / name).write_bytes(BODY)
-    held = Held()
-    with pytest.raises(FsTimeoutError, match="the download was not done in time"):
-        download_once(tmp_path / "source", tmp_path / "copy", timeout=0.2, callback=held)
+    held = Held(tell)
+    # What is written at that moment may come in the way of who removes it.
+    monkeypatch.setattr("flytekitplugins_safedist.fs.atomic.discard", bool)
+    with pytest.raises(error):
+        download_once(tmp_path / "source", tmp_path / "copy", timeout=seconds, callback=held)
     (behind,) = (each for each in threading.enumerate() if each.name == "safedist-fs-bounded")
     held.goes_on.set()
     behind.join()

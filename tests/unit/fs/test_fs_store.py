@@ -1,4 +1,5 @@
-"""A torch store whose host is frozen for a while: who asks then is told, and who asks later is answered."""
+"""A torch store whose host is frozen for a while: who asks then is told, and who asks later is answered. And who does
+not know what became of its own word."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import torch.distributed as dist
 
 from flytekitplugins_safedist.errors import FsIoError, FsTimeoutError
 from flytekitplugins_safedist.fs import torch_store
+from flytekitplugins_safedist.fs.collective import once
+from flytekitplugins_safedist.fs.store import Group
 from flytekitplugins_safedist.fs.torch_store import TorchStore, agree
 from tests.harness.procs import DEADLINE
 
@@ -43,6 +46,37 @@ def test_one_late_answer_poisons_nothing(monkeypatch):
     assert store.wait("key", 0) == b"value"
     assert store.add("count", 0) == 1, "it was begun, and its answer was late"
     assert store.add("never begun", 0) == 0, "who asked has gone"
+
+
+class Losing(TorchStore):
+    """Its answer to one kind of call is lost, once."""
+
+    def __init__(self, lost: str) -> None:
+        super().__init__(dist.HashStore(), "a store", 2)
+        self.lost = [lost]
+
+    def _call(self, work):
+        found = super()._call(work)
+        if self.lost and self.lost[0] in work.__qualname__:
+            self.lost.clear()
+            raise FsTimeoutError("the store does not answer")
+        return found
+
+
+@pytest.mark.parametrize("lost", ["compare_set", "TorchStore.set"], ids=["claim", "result"])
+def test_who_does_not_know_whether_its_claim_or_its_result_has_come_there_may_call_again(lost):
+    store, done = Losing("nothing"), []
+    ranks = [Group(store, rank, 2) for rank in range(2)]
+    store.lost = [lost]
+
+    def work() -> int:
+        done.append(1)
+        return len(done)
+
+    with pytest.raises(FsTimeoutError):
+        once(ranks[0], "key", work, DEADLINE)
+    assert [once(group, "key", work, DEADLINE) for group in ranks] == [1, 1]
+    assert done == [1]
 
 
 def test_a_process_has_one_thread_for_its_store_however_many_ask():

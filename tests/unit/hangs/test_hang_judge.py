@@ -67,6 +67,11 @@ def found(*snapshots: Snapshot) -> Hang:
         ({"holds_gil": True}, "gil", "in native code that holds Python's lock"),
         ({"process": Process(1, "T"), "threads": (), "record": RankRecord()}, "frozen", "rank 1 is stopped (SIGSTOP)"),
         ({"process": Process(1, "D"), "is_stuck": True}, "frozen", "rank 1 is in uninterruptible sleep"),
+        (
+            {"process": Process(1, "D"), "is_stuck": True, "threads": (), "record": RankRecord()},
+            "frozen",
+            "rank 1 is in uninterruptible sleep",
+        ),
         ({"process": Process(1, "D"), "cpu": 0.9, "moved": True}, "slow", "moves"),
         (
             {"process": Process(1, "D"), "is_stuck": True, "data": 5_000_000},
@@ -118,6 +123,25 @@ def test_a_rank_that_does_not_say_what_it_waits_in_is_not_behind() -> None:
     hang = found(waits(0), silent)
     assert (hang.kind, hang.culprits) == ("symmetric", ())
     assert hang.why.endswith("; nobody knows what rank 1 waits in")
+
+
+@pytest.mark.parametrize(
+    ("others", "kind", "is_sure"),
+    [
+        ([], "symmetric", False),
+        ([elsewhere(2)], "missing", False),  # it may wait for rank 1 in a way that nobody sees
+        ([elsewhere(2, returned=True)], "returned", True),
+        ([waits(2, BARRIER), waits(3)], "mismatch", True),
+    ],
+)
+def test_what_a_rank_that_does_not_say_may_yet_come_to_is_waited_for(
+    others: list[Snapshot], kind: str, *, is_sure: bool
+) -> None:
+    """Its recorder is too long for one look, say, and it computes."""
+    hang = found(waits(0), elsewhere(1, record=RankRecord(), cpu=1.0), *others)
+    assert (hang.kind, 1 in hang.culprits) == (kind, False)
+    assert hang.may_end(Hangs(floor=10, ceiling=7200)) is is_sure
+    assert hang.may_end(Hangs(floor=10, ceiling=90))
 
 
 def test_who_stands_in_a_librarys_call_is_a_victim_before_a_culprit() -> None:

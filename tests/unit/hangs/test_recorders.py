@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.hangs.evidence import ranks_of, text_of
+from flytekitplugins_safedist.compat import torch as torch_inside
+from flytekitplugins_safedist.coordinator import inquiry
+from flytekitplugins_safedist.hangs import gpus, recorders, stacks
+from flytekitplugins_safedist.hangs.evidence import groups_file, ranks_of, text_of
 from flytekitplugins_safedist.hangs.processes import Process
 from flytekitplugins_safedist.hangs.recorders import Names, RankRecord, merge, of_horovod
-from flytekitplugins_safedist.hangs.snapshot import Snapshot
+from flytekitplugins_safedist.hangs.snapshot import PAUSE_SECONDS, SAMPLES, Snapshot
 from flytekitplugins_safedist.hangs.stacks import Frame
 
 SAID = json.loads(Path(__file__).with_name("nccl_said.json").read_text())
@@ -110,6 +113,15 @@ def test_where_nobody_notes_the_ends_of_operations_nothing_is_concluded() -> Non
     assert (found.waits, found.is_whole) == ((), False)
 
 
+def test_where_the_user_has_nccl_end_nothing_its_timeout_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch_inside.gives_up("nccl")
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    assert (torch_inside.gives_up("nccl"), torch_inside.gives_up("gloo")) == (False, True)
+    said = SAID["all_reduce, the other sleeps"]["0"]
+    found = merge(0, noted(said, endless=["nccl"]), {"nccl": said["nccl"]}, {("nccl", "2"): "3", ("nccl", "3"): "4"})
+    assert (found.waits[0].timeout, found.timeout) == (math.inf, math.inf)
+
+
 def test_of_a_communicator_that_is_not_made_yet_nothing_is_recorded() -> None:
     found = nccl("a communicator that is not made", 0)
     assert (found.waits, found.begun, found.is_whole) == ((), {}, True)
@@ -156,6 +168,24 @@ def test_a_backend_that_torch_does_not_record_is_said_and_so_is_what_cannot_be_r
     facts = {"groups": {"0": "0-2"}, "recorders": {"gloo": "", "nccl": "dump_nccl_trace_json"}, "problem": ""}
     assert merge(1, facts, {"nccl": dump(_0=0)}, {}).unwatched == ("gloo",)
     assert merge(1, {**facts, "problem": "torch no longer has it"}, {}, {}).unwatched == ("torch no longer has it",)
+
+
+def test_a_look_is_over_in_time_whatever_a_rank_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One whose threads all stand in its GPU's driver, say: it is what the others wait for."""
+    now = [100.0]
+
+    def says_nothing(_path: Path, _what: str, seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(recorders, "ask", says_nothing)
+    groups_file(tmp_path / "rank").write_text(json.dumps({"recorders": {"gloo": "a", "nccl": "b"}}))
+    assert recorders.read({0: tmp_path / "rank"}, {}) == {}
+    assert recorders.holding_the_interpreter({0: tmp_path / "rank"}) == []
+    stands = SAMPLES * stacks.WRITE_SECONDS + (SAMPLES - 1) * PAUSE_SECONDS
+    assert now[0] - 100.0 + stands + gpus.ANSWER_SECONDS < inquiry.ANSWER_SECONDS / 1.5
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,25 @@ def test_a_rank_whose_interpreter_is_held_is_not_asked_for_its_stack_at_each_loo
     assert ranks.questions == 1
 
 
+@pytest.mark.parametrize("where", ["threading.Thread.start", "concurrent.futures.ThreadPoolExecutor.submit"])
+def test_a_container_that_may_have_no_further_thread_is_looked_at_later(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """It is what the thread that asks says, or those that it asks with."""
+    watch, failures, looks = Watch(AT_ONCE), [], []
+
+    def fail(*_: Any) -> None:
+        failures.append(1)
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, fail)
+        until(lambda: watch.look([ONE]) or len(failures) > 2, "it is tried again")
+        assert watch.snapshots([ONE], bool)[0].record == RankRecord()
+    monkeypatch.setattr(recorders, "read", lambda *_: looks.append(1) or {})
+    until(lambda: watch.look([ONE]) or looks, "it is asked")
+
+
 def test_what_is_not_watched_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     ranks = Ranks(monkeypatch)
     ranks.record = RankRecord(unwatched=("gloo",))

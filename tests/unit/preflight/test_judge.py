@@ -29,12 +29,6 @@ def test_all_is_well() -> None:
     assert found == Judged("all is well. 2 node(s): disk, MB/s: 700 to 900, x, TFLOP/s: 9 to 9", "")
 
 
-@pytest.mark.end("unfit", "SYSTEM:PreflightSpeed")
-@pytest.mark.end("unfit", "SYSTEM:PreflightNetwork")
-@pytest.mark.end("unfit", "SYSTEM:PreflightGpu")
-@pytest.mark.end("unfit", "SYSTEM:PreflightDisk")
-@pytest.mark.end("unfit", "SYSTEM:PreflightSharedMemory")
-@pytest.mark.end("unfit", "SYSTEM:PreflightChecks")
 @pytest.mark.parametrize(
     ("report", "code", "says"),
     [

@@ -1,12 +1,17 @@
-"""The page of a run that goes on, in the store."""
+"""The page of a run that goes on, in the store; and what a node's part in it may not cost."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.record.run_page import ConsoleDeck
+from flytekitplugins_safedist import Metrics
+from flytekitplugins_safedist.record import run as record_of_run
+from flytekitplugins_safedist.record.run import JobCosts, Run, RunRecord
+from flytekitplugins_safedist.record.run_page import ConsoleDeck, Kept
 
 
 def test_no_page_of_a_run_that_goes_on_follows_the_last_one(tmp_path) -> None:
@@ -18,3 +23,53 @@ def test_no_page_of_a_run_that_goes_on_follows_the_last_one(tmp_path) -> None:
     with pytest.raises(asyncio.CancelledError):
         deck.put({"run": "still goes on"})
     assert (tmp_path / "out" / "deck.html").read_text() == "the last"
+
+
+def run(**facts: Any) -> Run:
+    usual = {
+        "task": "train",
+        "is_local": False,
+        "has_deck": True,
+        "console": None,
+        "environment": {},
+        "terminal": {},
+        "metrics": Metrics(),
+        "labels": {},
+        "gpus": tuple,
+        "inputs": lambda: (0, 0),
+        "prepared": 0.0,
+        "nproc_per_node": 1,
+    }
+    return Run(**{**usual, **facts})
+
+
+def record_of(run: Run) -> RunRecord:
+    return RunRecord(run, hosts=lambda: True, send=bool, others=tuple, course=JobCosts)
+
+
+def test_no_job_fails_for_what_its_record_cannot_see(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreadable() -> tuple[int, int]:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(record_of_run, "LOOK_SECONDS", 0.0)
+    record = record_of(run(inputs=unreadable))
+    with caplog.at_level(logging.WARNING):
+        record.begins(0, 0, nnodes=1)
+        for _ in range(2):
+            record.look(list)
+        record.over(list)
+        record.close()
+    assert [each.partition(": ")[2] for each in caplog.messages] == ["OSError: [Errno 5] Input/output error"]
+
+
+def test_a_store_that_does_not_take_the_trace_costs_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Kept, "put", full)
+    record = record_of(run())
+    record.begins(0, 0, nnodes=1)
+    record.over(list)
+    assert "Trace for Perfetto: could not be left" in record.show(bool).page

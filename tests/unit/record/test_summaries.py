@@ -8,8 +8,10 @@ import math
 import os
 import random
 import re
+import socket
 import struct
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,23 @@ def test_numbers_of_a_rank_that_are_none_harm_nobody() -> None:
         assert layout.stall_seconds(memoryview(memory), 2000.0) is not None
         assert "train" in shown(job(seen))
         summary.packed(job(seen), 1 << 20)
+
+
+def test_a_stage_that_another_thread_ends_than_began_it_is_a_stage(rank):
+    """A generator that a thread runs ahead of the training, and whoever drops it closes."""
+
+    def batches():
+        while True:
+            with writer.stage("load"):
+                yield
+
+    ahead = batches()
+    with writer.stage("train"), ThreadPoolExecutor(1) as pool:
+        pool.submit(next, ahead).result()
+        ahead.close()
+        with writer.stage("step"):
+            pass
+    assert list(rank.read().stages) == ["train", "load", "train/step"]
 
 
 def test_outside_a_rank_a_stage_is_nothing() -> None:
@@ -503,6 +522,17 @@ def test_what_is_off_begins_nothing_and_what_is_not_installed_is_a_warning(monke
         exporters.begin(Metrics(prometheus=1, otlp=True), dict, {}, stack, warned.append)
     assert [text.partition(":")[0] for text in warned] == ["no metrics for prometheus", "no metrics for otlp"]
     assert all(text.endswith("the image needs it (docs/metrics.md)") for text in warned)
+
+
+def test_a_variable_that_the_library_cannot_read_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXEMPLAR_FILTER", "nonsense")
+    warned: list[str] = []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ExitStack() as stack:
+        exporters.begin(Metrics(prometheus=port), dict, {}, stack, warned.append)
+    assert warned == ["no metrics: ValueError: Unknown exemplar filter 'nonsense'."]
 
 
 # --- what torch saw -------------------------------------------------------------------------------------------------

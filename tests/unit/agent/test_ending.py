@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flytekitplugins_safedist.agent import comeback
+from flytekitplugins_safedist.agent import ending
 
 
 def test_a_store_that_cannot_be_asked_is_no_verdict():
@@ -11,5 +11,5 @@ def test_a_store_that_cannot_be_asked_is_no_verdict():
     def down() -> bool:
         raise ConnectionError("refused")
 
-    assert comeback.is_decided(down, said.append) is False
+    assert ending.is_decided(down, said.append) is False
     assert "refused" in said[0]
