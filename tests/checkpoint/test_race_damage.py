@@ -17,8 +17,10 @@ FLIPS = {"disk": 10, "s3": 1}
 """What is read is compared by the same code: on S3 each kind of damage once."""
 
 
-def flipped(data, die):
-    at = die.randrange(len(data))
+def flipped(data, ranges, die):
+    """One bit of it is another, in what a restore reads: beside that there is a copy for torch's own tools."""
+    begin, length = die.choice(ranges)
+    at = begin + die.randrange(length)
     return data[:at] + bytes([data[at] ^ (1 << die.randrange(8))]) + data[at + 1 :]
 
 
@@ -32,11 +34,18 @@ def all_that_is_damaged_is_passed_over(place, flips):
     ckpt.wait()
     store, die = Store(place), random.Random(place)
     newest = saves.committed(store)[0]
-    parts = [part for part in saves.read_manifest(store, newest).sizes if part.endswith(".distcp")]
+    manifest = saves.read_manifest(store, newest)
+    parts = [part for part in manifest.sizes if part.endswith(".distcp")]
+    chunks = [chunk for item in manifest.items for chunk in item["chunks"]]
     passed_over = 0
     for part in [f"{newest}/{part}" for part in (*parts, saves.MANIFEST)]:
         whole = store.get(part)
-        damages = [flipped(whole, die) for _ in range(flips)] + [whole[: die.randrange(len(whole))], b"", whole + b"\0"]
+        ranges = [(at, length) for _, _, name, at, length, _ in chunks if part.endswith(name)] or [(0, len(whole))]
+        damages = [flipped(whole, ranges, die) for _ in range(flips)] + [
+            whole[: die.randrange(len(whole))],
+            b"",
+            whole + b"\0",
+        ]
         for damaged in damages:
             store.put(part, damaged)
             state = plain_state(-1)
