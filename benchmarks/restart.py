@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import socket
@@ -37,9 +38,10 @@ import psutil  # type: ignore[import-untyped]  # it has no types
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.harness.registered import registered
+from tests.harness.registered import registered_as
 
 PROJECT = Path(__file__).parent / "restart_project"
+sys.path.insert(1, str(PROJECT))
 NODES, RANKS_PER_NODE = 2, 2
 DEADLINE_SECONDS = 180.0
 PR_SET_CHILD_SUBREAPER = 36
@@ -104,12 +106,7 @@ def safedist(task: str) -> Callable[[int, int, Path], Command]:
         arguments += ["--resolver", "flytekit.core.python_auto_container.default_task_resolver"]
         arguments += ["--", "task-module", "restart_script", "task-name", task]
         pod = {
-            **registered(
-                backend="horovod" if task == "safe_horovod" else "torch",
-                nodes=str(NODES),
-                nproc_per_node=RANKS_PER_NODE,
-                max_restarts=1,
-            ),
+            **registered_as(getattr(importlib.import_module("restart_script"), task).task_config),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(NODES),

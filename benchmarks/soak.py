@@ -17,6 +17,7 @@ code than 0 are started again, as the kubelet does under the policy OnFailure. T
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -38,7 +39,7 @@ from flyteidl.core import errors_pb2, literals_pb2
 
 from tests.harness.procs import Ended, Gate, Running, Warm, gate
 from tests.harness.proxy import Proxy
-from tests.harness.registered import registered
+from tests.harness.registered import registered_as
 
 BOUND_SECONDS = 180.0
 """For one job: three heartbeats, two starts of each pod and the waits between them, on a machine that is busy."""
@@ -122,23 +123,9 @@ class Job:
 
     def start(self, pod: int) -> Running:
         files = self.directory / f"pod-{pod}-{len(self.lives[pod])}"
-        nodes = "2" if self.run.task.endswith("fixed") else "2:3"
         environment = {
             "FLYTE_INTERNAL_EXECUTION_ID": self.directory.name,
-            **registered(
-                nodes=nodes,
-                nproc_per_node=2,
-                backend="horovod" if "horovod" in self.run.task else "torch",
-                max_restarts=1,  # as job_soak's tasks ask for
-                timeouts={
-                    "stop": 1.0,
-                    "exit": 5.0,
-                    "heartbeat": 8.0,
-                    "rendezvous": 90.0,
-                    "upload": 90.0,
-                    "start": 90.0,
-                },
-            ),
+            **registered_as(getattr(importlib.import_module("tests.jobs.job_soak"), self.run.task).task_config),
             "TEST_FAULT": json.dumps(self.fault),
             **(self._fixed(pod) if self.run.task.endswith("fixed") else self._range(pod)),
             **({"TEST_GATE": "1", **self.gated.environment} if self.gated is not None else {}),
@@ -204,7 +191,7 @@ class Job:
 def checked(job: Job) -> None:
     """What must be true when it is over."""
     run, outputs = job.run, job.directory / "outputs"
-    uploaded = sorted(path.name for path in outputs.iterdir()) if outputs.exists() else []
+    uploaded = sorted(path.name for path in outputs.glob("[!.]*"))  # beside these lies the leader's sign
     for pod, lives in job.lives.items():
         codes = [ended.code for ended in lives]
         assert codes[-1:] == [0], f"pod {pod} ended with {codes}"

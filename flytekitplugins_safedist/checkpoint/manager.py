@@ -465,41 +465,49 @@ class Checkpoints:
         """Write this rank's part, and in rank 0 commit the save. A collective of the threads that write."""
         from . import dcp
 
-        ranks, began, table, committed = self._meet(), time.monotonic(), list[int](), list[BaseException | None]()
-        part = dcp.part_of(ranks.rank)
+        began, table = time.monotonic(), list[int]()
         if failure is None and self._buffers is not None:
-            copies = self._buffers.copies
+            copies, part = self._buffers.copies, dcp.part_of(self._meet().rank)
             failure = failure_of(lambda: table.extend(dcp.write(copies, store, name, part)))
-
-        def commit(tables: Sequence[list[int]]) -> str | None:
-            parts = {dcp.part_of(rank): each for rank, each in enumerate(tables) if each}
-            manifest = dcp.manifest_of(store, name, draft, parts)
-            committed.append(failure_of(lambda: saves.commit(store, name, manifest)))
-            return text_of(committed[0]) if committed[0] is not None else None
-
-        answer = list[str | None]()
-        error = failure_of(lambda: answer.append(ranks.agree("the save", table, commit, failure=failure, writing=True)))
-        if answer and answer[0] is not None:
-            error = committed[0] if committed else failed_elsewhere(0, answer[0])
-        if error is not None:
-            # Whoever does not know that there is no manifest leaves its part: rank 0 may be gone, or cut off, after the
-            # commit, or the store may have done what it denies; and the save is whole.
-            is_none = failure is not None or (isinstance(error, SafedistError) and error.of_another)
-            if ranks.rank == 0 and committed != [None]:
-                self._say(
-                    f"the save of step {draft.step} failed, what was committed before stays: {error}", logging.WARNING
-                )
-                self._clear(lambda: saves.discard(store, name))
-            elif ranks.rank and is_none and not answer:
-                self._clear(lambda: store.withdraw(name, part))
-            raise error
+        self._commit(table, failure, store, name, draft)
         self.latest = self._saved = draft.step
         self._count += 1
-        if ranks.rank == 0:
+        if self._meet().rank == 0:
             took = f"training stood still for {still:.3f} s, written in {time.monotonic() - began:.1f} s"
             if self._is_to_say:
                 logger.info(f"step {draft.step} in {store.url}/{name} is committed, save {self._count}; {took}")
             self._clear(lambda: self._prune(store))
+
+    def _commit(
+        self, table: list[int], failure: BaseException | None, store: Store, name: str, draft: Manifest
+    ) -> None:
+        """Have rank 0 commit what all have written; raise where it did not, or may not have."""
+        from . import dcp
+
+        ranks, puts, answer = self._meet(), list[BaseException | None](), list[str | None]()
+
+        def commit(tables: Sequence[list[int]]) -> str | None:
+            parts = {dcp.part_of(rank): each for rank, each in enumerate(tables) if each}
+            manifest = dcp.manifest_of(store, name, draft, parts)
+            puts.append(failure_of(lambda: saves.commit(store, name, manifest)))
+            return text_of(puts[0]) if puts[0] is not None else None
+
+        error = failure_of(lambda: answer.append(ranks.agree("the save", table, commit, failure=failure, writing=True)))
+        if answer and answer[0] is not None:  # the manifest was put, and the store says that it was not
+            error = puts[0] if puts else failed_elsewhere(0, answer[0])
+        if error is None:
+            return
+        if ranks.rank == 0 and puts != [None]:
+            self._say(
+                f"the save of step {draft.step} failed, what was committed before stays: {error}", logging.WARNING
+            )
+            self._clear(lambda: saves.discard(store, name))
+        # Whoever does not know that there is no manifest leaves its part: rank 0 may be gone, or cut off, after the
+        # commit, or the store may have done what it denies; and the save is whole.
+        knows = failure is not None or (isinstance(error, SafedistError) and error.of_another)
+        if ranks.rank != 0 and knows and not answer:
+            self._clear(lambda: store.withdraw(name, dcp.part_of(ranks.rank)))
+        raise error
 
     def _prune(self, store: Store) -> None:
         there = saves.directories(store)

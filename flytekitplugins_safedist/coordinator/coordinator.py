@@ -122,7 +122,8 @@ class Coordinator:
         self._unaware: list[str] = []  # who has not been told that it is gone
         self._judged: tuple[int, Books, Verdict | None] = (0, self.books, None)
         self._past: Books | None = None  # the edition of which earlier rounds were judged last
-        self._last, self._paused = now, float("-inf")
+        self._last = float("inf")  # until it is called first: what its process has to do before is no pause
+        self._paused = float("-inf")
         self._silence_due = float("inf")  # when somebody may have been silent for too long
 
     # --- what happens -------------------------------------------------------------------------------------------------

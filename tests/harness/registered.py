@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 TIMEOUTS = {
@@ -45,6 +46,18 @@ def registered(*, nodes: str = "1", nproc_per_node: int = 1, **more: Any) -> dic
         "timeouts": {**TIMEOUTS, **more.get("timeouts", {})},
     }
     return {"SAFEDIST_JOB": json.dumps(job)}
+
+
+def registered_as(config: Any) -> dict[str, str]:
+    """The same of a task's config, in what jobs of benchmarks differ by: size, budgets and timeouts."""
+    return registered(
+        backend="horovod" if type(config).__name__ == "SafeHorovod" else "torch",
+        nodes=str(config.nnodes),
+        nproc_per_node=config.nproc_per_node,
+        start_method=config.start_method,
+        max_restarts=config.max_restarts,
+        timeouts=asdict(config.timeouts),
+    )
 
 
 def told_as_recorded(shown: Any) -> Any:

@@ -649,6 +649,15 @@ def test_a_node_0_that_stood_still_before_it_led_leaves_the_job_to_who_has_led_i
     assert not job.it.is_retired, "nobody has led it"
 
 
+def test_a_node_0_that_was_long_in_coming_has_not_stood_still():
+    before = begun()
+    job = Job(FIXED, "a2", before.sign, leads=False)
+    job.now += 60.0
+    job.come("a2", node=0)
+    job.lead()
+    assert not job.it.is_retired, "it replaces the one before"
+
+
 def test_a_leader_that_cannot_read_the_store_for_too_long_leaves_undecided():
     job = begun()
     job.pause(FIXED.grace + 1)
