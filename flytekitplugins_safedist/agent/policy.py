@@ -12,7 +12,7 @@ import zlib
 from dataclasses import replace
 from typing import Any
 
-from ..coordinator.books import NO_ROUND, Books, Cause, Memory, Outcome, Verdict, judge
+from ..coordinator.books import NO_ROUND, Books, Cause, Loss, Memory, Outcome, Verdict, judge
 from ..coordinator.messages import Floor, HangNotice, Save, Status, Want
 from ..coordinator.rules import Rules
 from ..coordinator.sign import PAUSE_SECONDS, SignWatch, StoreLook
@@ -449,5 +449,8 @@ class NodePolicy:
             return
         has_begun, seconds = self.status.round != NO_ROUND, f"{self.rules.rendezvous:g} s"
         text = "was lost, and none took its place" if has_begun else "did not come"
+        last = Loss("node 0", f"it {text} within {seconds}", memory=self.status.leader_memory)
         missing = Verdict("missing", f"node 0 {text} within {seconds}", self._books.round, nodes=("0",))
+        if last.is_explained:
+            missing = Verdict("memory", str(last), self._books.round)
         self._upload(judge(self._books, self.status.leader.term, self.rules) or missing)

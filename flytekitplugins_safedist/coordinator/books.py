@@ -301,8 +301,8 @@ class Verdict(DataClassDictMixin):
     Attributes:
         kind: ``success``: every rank of a round has returned. ``failed``: for a cause, of a rank or of a node that
             cannot begin. The others are the platform's: ``unfit``: a node was not found fit; ``missing``: nodes did not
-            come together; ``lost``: nodes were lost too often; ``memory``: the same, and the last one's memory was
-            full; ``stopped``: the only pod of the job was told to stop.
+            come together; ``lost``: nodes were lost too often; ``memory``: either, and the memory of the one that was
+            lost last was full; ``stopped``: the only pod of the job was told to stop.
         text: what happened; of a cause, why there is no further restart.
         round: the last one.
         cause: of ``failed``.

@@ -646,7 +646,10 @@ class Coordinator:
         else:
             came = f"{self._count} process(es) have joined"
             text = f"fewer than {rules.min_nodes} nodes came together within {seconds}: {came}"
-        return Verdict("missing", text + self._trouble(), self.books.round, nodes=tuple(self._missing_nodes()))
+        names, loss = self._missing_nodes(), self.books.last.loss
+        if loss is not None and loss.is_explained and (not rules.is_fixed or loss.node in [f"node {n}" for n in names]):
+            return Verdict("memory", f"{loss}; {text}{self._trouble()}", self.books.round)
+        return Verdict("missing", text + self._trouble(), self.books.round, nodes=tuple(names))
 
     def _missing_nodes(self) -> list[str]:
         if not self.rules.is_fixed:

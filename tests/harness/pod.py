@@ -112,8 +112,8 @@ class Pod:
         return self.run(*self.fast_arguments(task, dest))
 
     def uploaded(self) -> list[str]:
-        """Names of what is in the store."""
-        return sorted(os.listdir(self.outputs)) if self.outputs.exists() else []
+        """Names of what is in the store, beside the sign of a leader."""
+        return sorted(path.name for path in self.outputs.glob("[!.]*"))
 
     def output(self) -> dict[str, object]:
         """The task's one output, JSON."""

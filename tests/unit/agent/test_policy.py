@@ -260,6 +260,17 @@ def test_where_no_leader_comes_and_no_sign_is_fresh_a_node_ends_the_job(sign):
     assert upload.verdict.text == "node 0 was lost, and none took its place within 900 s"
 
 
+def test_a_leader_that_was_lost_with_its_memory_full_is_told_as_out_of_memory():
+    node = running()
+    node.want(memory=Memory(99, 100))
+    node.take(node.it.on_disconnect("reset", node.now))
+    node.wait(RULES.grace + 0.5)
+    node.take(node.it.on_quiet((), node.now))
+    (upload,) = until_it_gives_up(node, None)
+    assert upload.verdict.kind == "memory"
+    assert "node 0: it was lost, and none took its place within 900 s; its memory was full" in upload.verdict.text
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["looked before", "a look was under way"])
 def test_what_the_leader_renewed_before_it_was_lost_is_no_sign_that_it_lives(late):
     node = Node()
