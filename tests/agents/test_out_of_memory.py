@@ -3,7 +3,6 @@ agent is there to say so; or it takes the whole container, and the other nodes s
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
