@@ -124,7 +124,6 @@ class Relay(Proxy):
             self.heard.set()
 
 
-@pytest.mark.end("a container that the kernel ends for its memory", "USER:OutOfMemory")
 def test_a_node_that_vanishes_with_its_memory_full_is_told_as_out_of_memory(tmp_path: Path, group: Path):
     reserved = ReservedPort()
     relay = Relay(reserved.port)
