@@ -19,7 +19,7 @@ def left(ended: Ended) -> tuple[str, dict[tuple[int, int], list[str]]]:
 
 
 def test_a_sample_that_cannot_be_read_is_the_error_with_its_rank(warm, tmp_path):
-    ended = warm.run("job_failures:bad_data", tmp_path / "job")
+    ended = warm.run("job_failing_examples:bad_data", tmp_path / "job")
     assert "rank 1 (local_rank 1) on node 0" in str(ended.error)
     assert "raised ValueError: sample 13 is cut short" in str(ended.error)
     page, ranks = left(ended)
@@ -29,7 +29,7 @@ def test_a_sample_that_cannot_be_read_is_the_error_with_its_rank(warm, tmp_path)
 
 
 def test_a_rank_that_leaves_the_loop_is_named_and_its_stall_is_shown(warm, tmp_path):
-    ended = warm.run("job_failures:hang", tmp_path / "job")
+    ended = warm.run("job_failing_examples:hang", tmp_path / "job")
     assert "rank 1 is at hang.py" in str(ended.error)
     page, ranks = left(ended)
     assert "failed: USER:HangError" in page
@@ -37,7 +37,7 @@ def test_a_rank_that_leaves_the_loop_is_named_and_its_stall_is_shown(warm, tmp_p
 
 
 def test_a_rank_that_is_killed_once_costs_a_round_and_the_saves_are_shown(warm, tmp_path):
-    ended = warm.run("job_failures:lost_rank", tmp_path / "job", inputs={"where": str(tmp_path / "saves")})
+    ended = warm.run("job_failing_examples:lost_rank", tmp_path / "job", inputs={"where": str(tmp_path / "saves")})
     assert ended.value in (6, 8), "after a save: the one of step 7 may have been committed"
     page, ranks = left(ended)
     assert "succeeded" in page
