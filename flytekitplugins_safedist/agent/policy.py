@@ -453,4 +453,7 @@ class NodePolicy:
         missing = Verdict("missing", f"node 0 {text} within {seconds}", self._books.round, nodes=("0",))
         if last.is_explained:
             missing = Verdict("memory", str(last), self._books.round)
-        self._upload(judge(self._books, self.status.leader.term, self.rules) or missing)
+        books = self._books
+        if has_begun:  # else what ranks lost with it would be told as theirs: nobody has settled that round
+            books = books.noting(Outcome(books.round, loss=last))
+        self._upload(judge(books, self.status.leader.term, self.rules) or missing)

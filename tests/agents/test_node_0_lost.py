@@ -159,10 +159,12 @@ def test_node_0_wakes_from_a_pause_that_lasted_longer_than_the_heartbeat(warm, t
 
 @pytest.mark.end("no new node 0 comes within `Timeouts.rendezvous`")
 @pytest.mark.end("node lost", "SYSTEM:NodeLost")
+@pytest.mark.parametrize("task", BACKENDS)
 def test_when_nobody_replaces_node_0_the_other_uploads_that_and_a_late_one_finds_it(
-    warm, tmp_path, ranks_gate: Gate, as_promised
+    warm, tmp_path, task, ranks_gate: Gate, as_promised
 ):
-    job = OnePrefix(warm, tmp_path, "torch_not_replaced", "gate", ranks_gate.environment)
+    """The others' ranks lose their connections to node 0's, each with an error of its own."""
+    job = OnePrefix(warm, tmp_path, f"{task}_trains", more=ranks_gate.environment)
     lost, other = job.start(0), job.start(1)
     ranks_gate.heard(4)
     end(lost, KILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 from flytekit import task
@@ -160,9 +161,38 @@ def torch_no_restart() -> str:
     return "never"
 
 
-@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=replace(TIMEOUTS, rendezvous=12)))
+NOT_REPLACED = replace(TIMEOUTS, rendezvous=12)
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=NOT_REPLACED))
 def torch_not_replaced() -> str:
     return torch.task_function()
+
+
+def train(step: Callable[[], object]) -> str:
+    """Steps without an end."""
+    step()
+    say("trains")
+    while True:
+        step()
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=NOT_REPLACED))
+def torch_trains() -> str:
+    import torch as pytorch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return train(lambda: dist.all_reduce(pytorch.ones(1)))
+
+
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, timeouts=NOT_REPLACED))
+def horovod_trains() -> str:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    return train(lambda: hvd.allreduce(torch.ones(1)))
 
 
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, scratch=Scratch(keep="on_failure")))

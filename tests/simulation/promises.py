@@ -243,6 +243,8 @@ class Promises:
             raise w.Broken(f"{verdict.kind}: {verdict.text}; but {sorted(causes)} had a known cause of their own")
         elif verdict.kind == "failed" and not is_own and verdict.cause is not None and verdict.cause.round in causes:
             raise w.Broken("an echo is told, and a cause of its own was known")
+        elif verdict.kind == "failed" and not is_own and pod.leads is None:
+            raise w.Broken("an echo is told, and node 0 was lost")
         if verdict.cause is not None and verdict.cause.round == NO_ROUND and self.world.runs:
             raise w.Broken("a node that cannot begin ends a job that has begun")
         cause = verdict.cause if is_own else None

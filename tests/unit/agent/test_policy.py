@@ -249,23 +249,27 @@ def until_it_gives_up(node: Node, sign: Sign | None, *, beats: bool = False) -> 
     return [each for each in actions if not isinstance(each, act.LookAtStore | act.EndRanks)]
 
 
-@pytest.mark.parametrize("sign", [None, Sign(LEADER, 7)], ids=["no sign", "an old sign"])
-def test_where_no_leader_comes_and_no_sign_is_fresh_a_node_ends_the_job(sign):
-    node = running()
+def lost_its_leader(**course: Any) -> Node:
+    """In the midst of a round, with which its ranks lose their peers."""
+    node = running(replace(RULES, max_restarts=0))
+    node.want(**course)
+    node.take(node.it.on_failure(ECHO, node.now))
     node.take(node.it.on_disconnect("reset", node.now))
     node.wait(RULES.grace + 0.5)
     node.take(node.it.on_quiet((), node.now))
+    return node
+
+
+@pytest.mark.parametrize("sign", [None, Sign(LEADER, 7)], ids=["no sign", "an old sign"])
+def test_where_no_leader_comes_and_no_sign_is_fresh_a_node_ends_the_job(sign):
+    node = lost_its_leader()
     (upload,) = until_it_gives_up(node, sign)
     assert upload.verdict.kind == "missing"
     assert upload.verdict.text == "node 0 was lost, and none took its place within 900 s"
 
 
 def test_a_leader_that_was_lost_with_its_memory_full_is_told_as_out_of_memory():
-    node = running()
-    node.want(memory=Memory(99, 100))
-    node.take(node.it.on_disconnect("reset", node.now))
-    node.wait(RULES.grace + 0.5)
-    node.take(node.it.on_quiet((), node.now))
+    node = lost_its_leader(memory=Memory(99, 100))
     (upload,) = until_it_gives_up(node, None)
     assert upload.verdict.kind == "memory"
     assert "node 0: it was lost, and none took its place within 900 s; its memory was full" in upload.verdict.text
