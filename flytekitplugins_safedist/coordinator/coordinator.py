@@ -646,10 +646,13 @@ class Coordinator:
         else:
             came = f"{self._count} process(es) have joined"
             text = f"fewer than {rules.min_nodes} nodes came together within {seconds}: {came}"
-        names, loss = self._missing_nodes(), self.books.last.loss
-        if loss is not None and loss.is_explained and (not rules.is_fixed or loss.node in [f"node {n}" for n in names]):
-            return Verdict("memory", f"{loss}; {text}{self._trouble()}", self.books.round)
-        return Verdict("missing", text + self._trouble(), self.books.round, nodes=tuple(names))
+        names = self._missing_nodes()
+        away = [each for each in (*self._state.absent.values(), self.books.last.loss) if each is not None and each.node]
+        lost = [each for each in away if not rules.is_fixed or each.node in [f"node {name}" for name in names]]
+        loss = next((each for each in lost if each.is_explained), lost[0] if lost else None)
+        text = (f"{loss}; " if loss is not None else "") + text + self._trouble()
+        kind: Literal["memory", "missing"] = "memory" if loss is not None and loss.is_explained else "missing"
+        return Verdict(kind, text, self.books.round, nodes=tuple(names))
 
     def _missing_nodes(self) -> list[str]:
         if not self.rules.is_fixed:

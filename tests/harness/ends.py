@@ -74,7 +74,10 @@ BEGINS = {
     },
     "SYSTEM:PreflightSpeed": "before the first rank: node 1 (",
     "SYSTEM:RendezvousTimeout": "node 1 of 2 did not arrive within 1 s",
-    "SYSTEM:NodeLost": "node 0 was lost, and none took its place within 12 s",
+    "SYSTEM:NodeLost": (
+        "node 0 was lost, and none took its place within 12 s",
+        "node 1: its connection was lost, and it did not come back within 3 s; node 1 of 2 did not ",
+    ),
 }
 """How the first 100 characters of each verdict begin: they are all that a list of executions shows."""
 
