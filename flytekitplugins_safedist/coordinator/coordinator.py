@@ -308,11 +308,10 @@ class Coordinator:
         state, place = self._state, status.node
         if not state.unheard:
             return
-        if status.round == self.books.round:
-            if status.node_rank in state.unheard:
-                state.unheard.discard(status.node_rank)
-                state.ranks[status.process] = status.node_rank
-        elif place in state.unheard:
+        if status.round == self.books.round and status.node_rank in state.unheard:
+            state.unheard.discard(status.node_rank)
+            state.ranks[status.process] = status.node_rank
+        elif place in state.unheard:  # also who has heard of that round from its leader, and had no part in it
             self._lose(place, Loss(status.name, "a new process has taken its place"))
 
     # --- places -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from tests.agents import test_elastic
 from tests.harness.job import Job
-from tests.harness.procs import TERM, Gate, Running, until, uploaded_output
+from tests.harness.procs import KILL, TERM, Gate, Running, until, uploaded_output
 from tests.harness.product import agreement
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
@@ -202,6 +202,24 @@ def test_ranks_that_save_in_their_own_way_are_waited_for(warm, tmp_path, ranks_g
     again = job.start(1)
     assert all("round 0" not in line for line in ranks_gate.heard(4))
     assert [node.wait().code for node in (first, again)] == [0, 0]
+
+
+def test_where_the_other_node_is_lost_while_node_0_stays_for_a_save_nobody_waits_for_its_ranks(
+    warm, tmp_path, ranks_gate: Gate
+):
+    job = Preempted(warm, tmp_path, "by_hand", ranks_gate)
+    job.registered = {"timeouts": {"heartbeat": 600}}  # whoever waited for a lost node would wait for ever
+    told, lost = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    told.signal(TERM)
+    assert sorted(ranks_gate.heard(4)) == [f"rank {rank} preempted" for rank in range(4)]
+    lost.signal(KILL)
+    lost.wait()
+    again = job.start(1)  # and hears of the round that is over from the node 0 that leaves
+    assert told.wait().code not in (0, -TERM)
+    pods = job.start(0), again
+    assert all("round 1" in line for line in ranks_gate.heard(4))
+    assert [pod.wait().code for pod in pods] == [0, 0]
 
 
 @pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)])
