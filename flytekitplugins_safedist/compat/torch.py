@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from .. import envvars
+from ..errors import IncompatibleVersionError
 from . import lookup
+
+DISTRIBUTED = "torch.distributed"
 
 STORE_MAKER = "_create_c10d_store"
 """In ``torch.distributed.rendezvous``: what makes a store for ``env://`` and ``tcp://``."""
@@ -113,22 +120,64 @@ def process_groups() -> list[tuple[str, list[int], list[str]]]:
 
 
 def call_at_groups(meet: Callable[[], object]) -> None:
-    """Have something called when this process makes a process group, where torch.distributed is imported by now.
+    """Have something called when this process makes a process group; at once where torch makes them in another way, and
+    nobody can tell. Imports nothing."""
 
-    Raises:
-        IncompatibleVersionError: torch makes them in another way.
-    """
-    module = sys.modules.get("torch.distributed.distributed_c10d")
-    if module is None:
-        return
-    make = lookup(module, "_new_process_group_helper", of="torch")
+    def watch(dist: ModuleType) -> None:
+        if not dist.is_available():
+            return  # a torch that was built without
+        module = sys.modules[f"{DISTRIBUTED}.distributed_c10d"]
+        try:
+            make = lookup(module, "_new_process_group_helper", of="torch")
+        except IncompatibleVersionError:
+            meet()
+            return
 
-    @functools.wraps(make)
-    def makes(*arguments: Any, **more: Any) -> Any:
-        meet()
-        return make(*arguments, **more)
+        @functools.wraps(make)
+        def makes(*arguments: Any, **more: Any) -> Any:
+            meet()
+            return make(*arguments, **more)
 
-    module._new_process_group_helper = makes  # type: ignore[attr-defined]
+        module._new_process_group_helper = makes  # type: ignore[attr-defined]
+
+    at_distributed(watch)
+
+
+def at_distributed(call: Callable[[ModuleType], object]) -> None:
+    """Have something called with torch's package of this name: now, or as soon as this process imports it. What it
+    raises then, the import raises."""
+    if DISTRIBUTED in sys.modules:
+        call(sys.modules[DISTRIBUTED])
+    else:
+        sys.meta_path.insert(0, _Expecting(call))
+
+
+class _Expecting(MetaPathFinder):
+    """Finds the one package as others do, once."""
+
+    def __init__(self, call: Callable[[ModuleType], object]) -> None:
+        self._call = call
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != DISTRIBUTED:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            before = vars(loader).get("exec_module")  # another one of these
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                if before is None:
+                    del loader.exec_module  # as if the finder had not been there
+                execute(module)
+                self._call(module)
+
+            loader.exec_module = exec_module
+        return spec
 
 
 def _backends_in(config: str) -> list[str]:

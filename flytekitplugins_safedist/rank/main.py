@@ -26,7 +26,6 @@ from .. import envvars, log, meeting, stopping
 from ..compat import flytekit as flytekit_inside
 from ..compat import horovod as horovod_inside
 from ..compat import torch as torch_inside
-from ..errors import IncompatibleVersionError
 from ..failures import Failure
 from ..fs import identity
 from ..hangs.evidence import Evidence
@@ -305,10 +304,7 @@ def _have_collectives_seen(order: RankOrder, shared: RankPage, evidence: Evidenc
     """From here on the agent sees from outside which collectives this rank is in, and the others find its store."""
     prepare_store(order.environment)
     if RECORDER.value is not None:
-        try:
-            torch_inside.call_at_groups(RECORDER.value.meet)
-        except IncompatibleVersionError:
-            RECORDER.value.meet()  # nobody knows
+        torch_inside.call_at_groups(RECORDER.value.meet)
     if order.context.world_size > 1:
         evidence.follow(order.files.records, RECORDER.value.meet if RECORDER.value is not None else bool)
     if envvars.HOROVOD_CONTROLLER in order.environment:

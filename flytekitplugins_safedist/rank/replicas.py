@@ -14,19 +14,13 @@ and not a moment longer: the group holds its store, and with it a port and keys 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 import weakref
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from ..compat import lookup
 from ..compat import torch as torch_inside
-
-PACKAGE = "torch.distributed"
 
 
 def install() -> None:
@@ -37,33 +31,7 @@ def install() -> None:
     Raises:
         IncompatibleVersionError: torch makes its replicas otherwise. Where torch comes later, importing it raises.
     """
-    if PACKAGE in sys.modules:
-        _guard(sys.modules[PACKAGE])
-    else:
-        sys.meta_path.insert(0, Expecting())
-
-
-class Expecting(MetaPathFinder):
-    """Finds the one package as others do, once."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != PACKAGE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            execute = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                del loader.exec_module  # as if the finder had not been there
-                execute(module)
-                _guard(module)
-
-            loader.exec_module = exec_module
-        return spec
+    torch_inside.at_distributed(_guard)
 
 
 class _Hold:

@@ -46,7 +46,6 @@ PRIVATE = {
     "SafeTask": "plugin.task:SafeTask",
     "context": "rank.context",
     "literals": "rank.literals",
-    "replicas": "rank.replicas",
     "SAFE_IMPORT_ENVIRONMENT": "rank_server.libraries:UNDER",
     "cleanup": "rank_server.cleanup",
     "scratch": "agent.scratch",

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from flytekitplugins_safedist.compat import torch as torch_inside
 from flytekitplugins_safedist.errors import IncompatibleVersionError
 from flytekitplugins_safedist.rank import replicas
 
@@ -42,6 +43,7 @@ print([count > alone for count in at_the_end])
 def python(code: str) -> subprocess.CompletedProcess[str]:
     """An interpreter in which nothing has imported torch."""
     prelude = "import sys\nfrom flytekitplugins_safedist.rank import replicas\n"
+    prelude += "from flytekitplugins_safedist.compat import torch as torch_inside\n"
     return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=False)
 
 
@@ -53,16 +55,23 @@ def test_a_group_outlives_the_last_native_part_of_its_replica_by_nothing(install
     assert done.stdout == "[True, True]\n", done.stdout
 
 
-def test_torch_looks_as_it_would_without() -> None:
+def test_torch_looks_as_it_would_without_and_groups_are_noticed_however_short_they_live() -> None:
     done = python(
         "import inspect\n"
         "finders = list(sys.meta_path)\n"
         "replicas.install()\n"
+        "met = []\n"
+        "torch_inside.call_at_groups(lambda: met.append(True))\n"
         "import torch.distributed as dist\n"
-        "assert sys.meta_path[-len(finders):] == finders and not any('replicas' in repr(f) for f in sys.meta_path)\n"
-        "assert dist.__loader__ is dist.__spec__.loader and 'replicas' not in repr(dist.__loader__)\n"
+        "assert sys.meta_path[-len(finders):] == finders\n"
+        "assert not any('compat.torch' in repr(finder) for finder in sys.meta_path)\n"
+        "assert dist.__loader__ is dist.__spec__.loader and 'compat.torch' not in repr(dist.__loader__)\n"
         "assert 'is_available' in inspect.getsource(dist)\n"
         "assert dist.Reducer.__name__ == 'Reducer' and dist.Logger.__wrapped__.__name__ == 'Logger'\n"
+        "assert met == []\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.destroy_process_group()\n"
+        "assert met, 'whoever looks at the end finds none'\n"
         "print('as ever')\n"
     )
     assert done.stdout == "as ever\n", done.stderr
@@ -70,18 +79,18 @@ def test_torch_looks_as_it_would_without() -> None:
 
 @pytest.mark.parametrize("gone", ["Reducer", "Logger"])
 def test_a_torch_that_makes_its_replicas_otherwise_is_said_to(monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
-    other = ModuleType(replicas.PACKAGE)
+    other = ModuleType(torch_inside.DISTRIBUTED)
     other.is_available = lambda: True  # type: ignore[attr-defined]
     for name in {"Reducer", "Logger"} - {gone}:
         setattr(other, name, object)
-    monkeypatch.setitem(sys.modules, replicas.PACKAGE, other)
+    monkeypatch.setitem(sys.modules, torch_inside.DISTRIBUTED, other)
     with pytest.raises(IncompatibleVersionError, match=gone):
         replicas.install()
 
 
 def test_a_torch_that_was_built_without_its_distributed_part_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = ModuleType(replicas.PACKAGE)
+    other = ModuleType(torch_inside.DISTRIBUTED)
     other.is_available = lambda: False  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, replicas.PACKAGE, other)
+    monkeypatch.setitem(sys.modules, torch_inside.DISTRIBUTED, other)
     replicas.install()
     assert not hasattr(other, "Reducer")
