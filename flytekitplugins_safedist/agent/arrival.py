@@ -134,7 +134,7 @@ def of_no_task(error: SafedistError, environment: Mapping[str, str]) -> None:
     try:
         is_uploaded = is_told(error, attempt)
     except NodeLostError as trouble:
-        lastwords.keep(error)
+        lastwords.keep(trouble, ending.TO_BE_REPLACED)
         logger.info(f"this node cannot begin: {named(error)}; {trouble.seen}")
         raise SystemExit(_EXIT_INFRASTRUCTURE) from error
     if is_uploaded:

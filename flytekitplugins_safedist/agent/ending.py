@@ -157,6 +157,10 @@ def leave(*, uploaded: bool) -> None:
         job.close(decided=uploaded)
 
 
+TO_BE_REPLACED = "this pod is to be replaced: "
+"""How the last line begins of a pod that leaves its job undecided."""
+
+
 class Undecided(SystemExit):
     """This process leaves its job undecided; not an ``Exception``, which flytekit would take for the user's."""
 
@@ -194,7 +198,7 @@ def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> It
             text, prefix = f"this node leaves ({error.what}): {goes_on} when its replacement is there{stood}", ""
             say(f"nothing is wrong with the task, and nothing is uploaded: {text}")
         else:
-            text, prefix = str(error), "this pod is to be replaced: "
+            text, prefix = str(error), TO_BE_REPLACED
             say(f"infrastructure failure; nothing is uploaded, so that this pod is replaced: {error}")
         lastwords.keep(text, prefix)
         raise Undecided from error

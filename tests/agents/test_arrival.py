@@ -231,6 +231,7 @@ def test_a_second_node_0_that_cannot_begin_ends_no_job_that_the_first_one_leads(
     ranks_gate.heard(2)
     [second] = ended(job.start(0, arguments=NO_INPUTS, outputs=outputs))
     assert second.code not in {0, -KILL}, second.err
+    assert second.err.splitlines()[-1].startswith("[safedist] this pod is to be replaced: node 0 cannot do its part: ")
     assert not (outputs / "error.pb").exists()
     ranks_gate.let_go(2)
     done = ended(*pods)
