@@ -24,7 +24,6 @@ pytestmark = pytest.mark.processes
 
 WORKFLOWS = """
 import os
-import time
 from pathlib import Path
 
 from flytekit import task
@@ -70,12 +69,17 @@ def in_use(group):
 
 
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=1))
-def node_1_is_greedy() -> None:
+def one_node_is_greedy() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
     held = []
-    if current_rank().rank == 1:
-        while in_use(Path(os.environ["TEST_GROUP"])) < 0.97 * int(os.environ["TEST_LIMIT"]):
+    while True:
+        is_greedy = "TEST_GREEDY" in os.environ
+        if is_greedy and in_use(Path(os.environ["TEST_GROUP"])) < 0.97 * int(os.environ["TEST_LIMIT"]):
             held.append(bytearray(4 << 20))
-    time.sleep(3600)
+        dist.all_reduce(torch.ones(1))
 """
 LIMIT = 900 << 20
 
@@ -124,7 +128,8 @@ class Relay(Proxy):
             self.heard.set()
 
 
-def test_a_node_that_vanishes_with_its_memory_full_is_told_as_out_of_memory(tmp_path: Path, group: Path):
+@pytest.mark.parametrize("greedy", [0, 1])
+def test_a_node_that_vanishes_with_its_memory_full_is_told_as_out_of_memory(tmp_path: Path, group: Path, greedy: int):
     reserved = ReservedPort()
     relay = Relay(reserved.port)
     limits = {"TEST_GROUP": str(group), "TEST_LIMIT": str(LIMIT), "FLYTE_INTERNAL_EXECUTION_ID": tmp_path.name}
@@ -132,21 +137,27 @@ def test_a_node_that_vanishes_with_its_memory_full_is_told_as_out_of_memory(tmp_
     for number, (pod, port) in enumerate(zip(pods, (reserved.port, relay.port), strict=True)):
         pod.prefix = str(pods[0].outputs)
         pod.environment = {
-            **registered(nodes="2", nproc_per_node=1, timeouts={"rendezvous": 5.0}),
+            **registered(nodes="2", nproc_per_node=1, timeouts={"rendezvous": 5.0, "heartbeat": 5.0}),
             **operators_variables(number, nodes="2", nproc_per_node=1, port=port),
             **limits,
+            **({"TEST_GREEDY": "yes"} if number == greedy else {}),
         }
-    first = pods[0].start(*pods[0].fast_arguments("node_1_is_greedy"))
-    greedy = pods[1].start(
-        *pods[1].fast_arguments("node_1_is_greedy"),
-        preexec_fn=lambda: (group / "cgroup.procs").write_text(str(os.getpid())),
-    )
+
+    def enter() -> None:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    running = [
+        pod.start(*pod.fast_arguments("one_node_is_greedy"), preexec_fn=enter if number == greedy else None)
+        for number, pod in enumerate(pods)
+    ]
     assert relay.heard.wait(60), relay.text
     for pid in (group / "cgroup.procs").read_text().split():  # as the kernel does under memory.oom.group
         os.kill(int(pid), signal.SIGKILL)
-    greedy.communicate()
-    _, err = first.communicate()
+    running[greedy].communicate()
+    if greedy == 0:
+        relay.close()
+    _, err = running[1 - greedy].communicate()
     error = pods[0].error()
     assert (error.code, error.kind) == ("USER:OutOfMemory", errors_pb2.ContainerError.RECOVERABLE), error.message
-    assert re.search(r"node 1: .*; its memory was full \([\d.]+ MiB of 900.0 MiB in use\)", error.message)
+    assert re.search(rf"node {greedy}: .*; its memory was full \([\d.]+ MiB of 900.0 MiB in use\)", error.message)
     assert error.message.splitlines()[0] in err, "it is said at the first loss, too"
