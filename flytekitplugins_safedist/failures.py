@@ -242,7 +242,7 @@ ROWS: dict[Failure, Row] = {
         "SYSTEM:Storage",
     ),
     Failure.NOT_STARTED: Row(
-        "ranks cannot be started, or what starts them dies",
+        "with `nnodes=1`, ranks cannot be started, or what starts them dies (of several nodes, that pod is replaced)",
         "what happened, and where",
         Payer.FLYTE,
         "SYSTEM:RanksNotStarted",
