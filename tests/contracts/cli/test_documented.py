@@ -55,7 +55,10 @@ ELSEWHERE = {
         "tests/contracts/cli/test_real_clis.py",
         '"run", "--remote"',
     ),
-    "pyflyte run examples/failures/hang.py train": ("tests/agents/test_failing_examples.py", '"job_failing_examples:hang"'),
+    "pyflyte run examples/failures/hang.py train": (
+        "tests/agents/test_failing_examples.py",
+        '"job_failing_examples:hang"',
+    ),
     "pyflyte run examples/failures/lost_rank.py train --where /tmp/run-1": (
         "tests/agents/test_failing_examples.py",
         '"job_failing_examples:lost_rank"',
