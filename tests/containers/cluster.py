@@ -398,7 +398,8 @@ def _literals(inputs: Mapping[str, int]) -> bytes:
     said = literals_pb2.LiteralMap()
     for name, value in inputs.items():
         said.literals[name].scalar.primitive.integer = value
-    return said.SerializeToString()
+    written: bytes = said.SerializeToString()
+    return written
 
 
 def report(job: Job) -> str:
