@@ -290,7 +290,7 @@ class Ranks:
     def stand(self) -> str:
         """Where they are at this moment, in a phrase for each place; within a second or so."""
         begun = {m.order.context.rank: (pid, m.order.files.stacks) for pid, m in self._running().items() if m.begun}
-        threads = stacks.ask(begun, self._server.ask_for_stacks)
+        threads = stacks.ask(begun, self._server.ask_for_stacks, forces=False)
         places: dict[str, list[int]] = {}
         for pid, member in self._running().items():
             rank = member.order.context.rank

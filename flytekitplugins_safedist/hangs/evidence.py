@@ -1,9 +1,12 @@
 """What a rank leaves for whoever looks at it from outside, so that its agent can say where it stands and why.
 
-One idle thread does it. It takes :data:`SIGNAL`, at which faulthandler writes the stacks of all threads: in the main
-thread that signal would interrupt a system call of a library's, and what does not begin it again fails (torch's store
-does, as it connects). It has torch answer on a socket, and notes which groups this rank is a member of: gloo's recorder
-does not know, and torch's server cannot be told to say more (a handler of Python's aborts the process as it ends).
+One idle thread does it. At :data:`ASK` it writes the stacks of all threads, as Python itself sees them. Where it does
+not come to that, for native code keeps Python's lock, it takes :data:`FORCE`, at which faulthandler writes them without
+that lock. Never at once: a frame that Python makes at that moment is read half made, and that ends the process (one of
+a hundred looks at a busy loop did, under Python 3.10 and 3.11). The signals are this thread's: in the main one they
+would interrupt a system call of a library's, and what does not begin it again fails (torch's store does, as it
+connects). It has torch answer on a socket, and notes which groups this rank is a member of: gloo's recorder does not
+know, and torch's server cannot be told to say more (a handler of Python's aborts the process as it ends).
 """
 
 from __future__ import annotations
@@ -14,41 +17,48 @@ import itertools
 import json
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 
 from ..compat import torch as torch_inside
 from ..errors import IncompatibleVersionError
 
-SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3  # macOS has none, where tasks are written and registered
+FORCE = getattr(signal, "SIGRTMAX", 64) - 3  # macOS has none, where tasks are written and registered
+ASK = FORCE - 1
 """Nobody else's: users and schedulers take SIGUSR1 and SIGUSR2, C libraries the first of the real-time signals."""
 
 START = Path(__file__).parents[1] / "rank"
 """Where the files are whose frames are below the user's, in the main thread and in no other."""
 
-_LOOK_SECONDS = 1.0
-"""Between two looks at the groups: a hang is seconds old when anybody asks."""
+_LOOK_SECONDS, _FIRST_LOOK_SECONDS = 1.0, 0.1
+"""Between two looks at the groups: a hang is seconds old when anybody asks; and until there may be any."""
+
+_MOST_FRAMES = 100
+"""Of a thread, as faulthandler has it."""
 
 
 class Evidence:
     """Of this process, from now on.
 
     Args:
-        stacks: file that stacks are written to, at each :data:`SIGNAL`.
+        stacks: file that stacks are written to, at each :data:`ASK`.
     """
 
     def __init__(self, stacks: Path) -> None:
-        file = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        faulthandler.register(SIGNAL, file=file, all_threads=True)
+        self._stacks = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(FORCE, file=self._stacks, all_threads=True)
+        # Threads of libraries, and processes that this one starts, inherit both. One that takes signals of all numbers
+        # must not be ended by this; the kernel keeps it all the same, since the main thread holds it back.
+        signal.signal(ASK, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [ASK, FORCE])
         self._socket: Path | None = None
         self._meet: Callable[[], object] = bool
         self._served = False
-        self._begins = threading.Event()
         threading.Thread(target=self._run, name="safedist-evidence", daemon=True).start()
-        # Threads of libraries, and processes that this one starts, inherit it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
 
     def follow(self, socket: Path, meet: Callable[[], object] = bool) -> None:
         """Have torch answer at a socket, as soon as it is imported, note groups in :func:`groups_file`, and say that
@@ -56,21 +66,43 @@ class Evidence:
         self._meet = meet
         self._served = torch_inside.has_worker_server() and _serve_silently(socket)
         self._socket = socket
-        self._begins.set()
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGNAL])
-        self._begins.wait()
-        before = ""
-        while self._socket is not None:
-            if not self._served and torch_inside.has_worker_server():
-                self._served = _serve(self._socket)
-            text = _groups()
-            if text:
-                self._meet()
-            if text != before and _written(groups_file(self._socket), text):
-                before = text
-            time.sleep(_LOOK_SECONDS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [FORCE])
+        before, due = "", 0.0
+        while True:
+            pause = _FIRST_LOOK_SECONDS if self._socket is None else max(0.0, due - time.monotonic())
+            if signal.sigtimedwait([ASK], pause) is not None:
+                self._write_stacks()
+            if self._socket is not None and time.monotonic() >= due:
+                before, due = self._note_groups(self._socket, before), time.monotonic() + _LOOK_SECONDS
+
+    def _write_stacks(self) -> None:
+        own = threading.get_ident()
+        shown = [_shown(ident, frame) for ident, frame in sys._current_frames().items() if ident != own]
+        with contextlib.suppress(OSError):  # no space: it has not answered then
+            os.write(self._stacks, "\n".join(shown).encode(errors="backslashreplace"))
+
+    def _note_groups(self, socket: Path, before: str) -> str:
+        if not self._served and torch_inside.has_worker_server():
+            self._served = _serve(socket)
+        text = _groups()
+        if text:
+            self._meet()
+        return text if text != before and _written(groups_file(socket), text) else before
+
+
+def _shown(ident: int, frame: FrameType) -> str:
+    """The stack of a thread, as faulthandler writes it."""
+    frames = itertools.islice(_outward(frame), _MOST_FRAMES)
+    lines = [f'  File "{each.f_code.co_filename}", line {each.f_lineno} in {each.f_code.co_name}\n' for each in frames]
+    return f"Thread 0x{ident:016x} (most recent call first):\n{''.join(lines)}"
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def groups_file(socket: Path) -> Path:

@@ -142,6 +142,24 @@ def listens(pid: int, number: int) -> bool:
     return found is not None and found[1] not in "TtZ" and bool(int(found[2], 16) >> (number - 1) & 1)
 
 
+def wakes(pid: int, number: int) -> int:
+    """How often the thread of a process that takes a signal has been woken; the least, where there are several."""
+    counts = []
+    for thread in _threads(pid):
+        text = _text(thread / "status")
+        found = re.search(r"^SigBlk:\s*([0-9a-f]+).*^voluntary_ctxt_switches:\s*(\d+)", text, re.M | re.S)
+        if found is not None and not int(found[1], 16) >> (number - 1) & 1:
+            counts.append(int(found[2]))
+    return min(counts, default=0)
+
+
+def _threads(pid: int) -> list[Path]:
+    try:
+        return list((_PROC / str(pid) / "task").iterdir())
+    except OSError:  # it has ended
+        return []
+
+
 def holding(pattern: str) -> dict[Path, int]:
     """Files of that name (a pattern of ``re``) that processes have open: the first process of each, which the others
     come from."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import processes, stacks
-from .evidence import SIGNAL
 from .gpus import GpuFault, GpuUse
 from .processes import Process
 from .recorders import RankRecord
@@ -125,12 +124,12 @@ def users_frame(stack: Stack) -> Frame | None:
     return next((frame for frame in users if not any(part in frame.file for part in _BETWEEN)), None)
 
 
-def take(ranks: Places, send: Callable[[int], object], *, is_chatty: bool = False) -> list[Snapshot]:
+def take(ranks: Places, send: Callable[[int, int], object], *, is_chatty: bool = False) -> list[Snapshot]:
     """Look at ranks, :data:`SAMPLES` times.
 
     Args:
         ranks: to be looked at.
-        send: sends :data:`~.evidence.SIGNAL` to a process.
+        send: sends a process a signal, as :func:`.stacks.ask` has it.
         is_chatty: a library of theirs exchanges messages all the time: the network's bytes say nothing.
     """
     began, first = time.monotonic(), _looks(ranks)
@@ -173,10 +172,10 @@ def running_below(root: Path) -> dict[Path, Places]:
     return dict(found)
 
 
-def by_ourselves(pid: int) -> None:
-    """Send the signal from this process."""
+def by_ourselves(pid: int, number: int) -> None:
+    """Send a signal from this process."""
     try:
-        os.kill(pid, SIGNAL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return  # it has ended
 

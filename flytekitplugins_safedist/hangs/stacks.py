@@ -1,6 +1,6 @@
-"""The stacks of a rank's threads: it writes them itself, into a file, when it gets a signal (faulthandler).
+"""The stacks of a rank's threads: it writes them itself, into a file, when it gets a signal.
 
-That needs neither ptrace nor the GIL, so it works in any pod, and while native code holds the interpreter.
+That needs no ptrace, so it works in any pod; and not Python's lock, so it works while native code holds that.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from itertools import takewhile
 from pathlib import Path
 
 from . import processes
-from .evidence import SIGNAL, START
+from .evidence import ASK, FORCE, START
 
 WRITE_SECONDS = 1.0
 """For a rank to write its stacks. It takes milliseconds; a process that is stopped never does."""
+
+_WAKES = 20
+"""Python's lock is asked for every 5 ms by whoever waits for it, and whoever runs Python gives it away then: who has
+asked as often has seen native code hold it, and no frame changes meanwhile."""
 
 _LOOK = 0.05
 _MOST_BYTES = 1 << 20
@@ -91,35 +95,51 @@ def _waits(frame: Frame) -> bool:
     return any(part in frame.file for part in WAITING_FILES)
 
 
-def ask(ranks: Mapping[int, tuple[int, Path]], send: Callable[[int], object]) -> dict[int, tuple[Stack, ...]]:
-    """The threads of each rank that answers in :data:`WRITE_SECONDS`, the main thread first.
+def ask(
+    ranks: Mapping[int, tuple[int, Path]], send: Callable[[int, int], object], *, forces: bool = True
+) -> dict[int, tuple[Stack, ...]]:
+    """The threads of each rank that answers, the main thread first; within :data:`WRITE_SECONDS`, or twice that.
 
     Args:
         ranks: process id and file by rank.
-        send: sends :data:`SIGNAL` to a process. It is called for those only that run and have a handler for it.
+        send: sends a process a signal: :data:`~.evidence.ASK`, or :data:`~.evidence.FORCE`. It is called for those
+            only that run and have a handler.
+        forces: ask those, too, in which native code holds Python's lock.
     """
-    able = {rank: at for rank, at in ranks.items() if processes.listens(at[0], SIGNAL)}
+    able = {rank: at for rank, at in ranks.items() if processes.listens(at[0], FORCE)}
     for _, path in able.values():
         if size(path) > _MOST_BYTES:
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)
     before = {rank: size(path) for rank, (_, path) in able.items()}
-    for pid, _ in able.values():
-        send(pid)
-    sizes, deadline = dict(before), time.monotonic() + WRITE_SECONDS
-    while time.monotonic() < deadline:
-        time.sleep(_LOOK)
-        now = {rank: size(path) for rank, (_, path) in able.items()}
-        # All have written, and none has written more since: there is no mark at the end.
-        if now == sizes and all(now[rank] > before[rank] for rank in able):
-            break
-        sizes = now
+    wakes = {rank: processes.wakes(pid, FORCE) for rank, (pid, _) in able.items()} if forces else {}
+    silent = _silent(able, before, lambda pid: send(pid, ASK))
+    stuck = {rank: able[rank] for rank in silent if rank in wakes}
+    stuck = {rank: at for rank, at in stuck.items() if processes.wakes(at[0], FORCE) - wakes[rank] >= _WAKES}
+    _silent(stuck, before, lambda pid: send(pid, FORCE))
     texts = {rank: _since(path, before[rank]) for rank, (_, path) in able.items()}
     return {rank: threads for rank, text in texts.items() if (threads := parse(text))}
 
 
+def _silent(
+    asked: Mapping[int, tuple[int, Path]], before: Mapping[int, int], send: Callable[[int], object]
+) -> list[int]:
+    """Send a signal to ranks, and wait until their files have grown; those whose have not."""
+    for pid, _ in asked.values():
+        send(pid)
+    sizes, deadline = {rank: before[rank] for rank in asked}, time.monotonic() + WRITE_SECONDS
+    while asked and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+        now = {rank: size(path) for rank, (_, path) in asked.items()}
+        # All have written, and none has written more since: there is no mark at the end.
+        if now == sizes and all(now[rank] > before[rank] for rank in asked):
+            break
+        sizes = now
+    return [rank for rank, (_, path) in asked.items() if size(path) <= before[rank]]
+
+
 def parse(text: str) -> tuple[Stack, ...]:
-    """What faulthandler wrote: the main thread first, without safedist's own start of the rank; () in its place where
+    """What a rank wrote: the main thread first, without safedist's own start of the rank; () in its place where
     it is not among the hundred that faulthandler shows.
 
     Two who ask at once have two answers in a row: this is of the later one.

@@ -99,7 +99,7 @@ class Watch:
         """Whether something is to be ended for these waits, by us or by a library; else they are only to be told."""
         return self._hangs.floor is not None or any(math.isfinite(wait.timeout) for wait in late)
 
-    def snapshots(self, ranks: Sequence[LocalRank], send: Callable[[int], object]) -> list[Snapshot]:
+    def snapshots(self, ranks: Sequence[LocalRank], send: Callable[[int, int], object]) -> list[Snapshot]:
         """What the ranks do right now, but for their GPUs; takes a second or two.
 
         Args:

@@ -17,7 +17,6 @@ from typing import Any
 from .. import frames
 from ..errors import LaunchError, LaunchTimeoutError
 from ..failures import how_ended
-from ..hangs import evidence
 from ..rank.order import JobOrder, RankOrder
 from . import cleanup
 from .launch import Launched
@@ -150,9 +149,10 @@ class RankServer:
             self._kill(signal.SIGKILL)
             raise self._lost() from error
 
-    def ask_for_stacks(self, pid: int) -> None:
-        """Have a rank write its stacks: its parent signals it, so that the number is nobody else's by then."""
-        self.signal([pid], evidence.SIGNAL)
+    def ask_for_stacks(self, pid: int, number: int) -> None:
+        """Have a rank write its stacks, at the signal of that number: its parent signals it, so that the process id is
+        nobody else's by then."""
+        self.signal([pid], number)
 
     def ended(self, *, wait: float = 0.0) -> list[EndedRank]:
         """Ranks that ended since the last call; waits up to ``wait`` seconds for the first.

@@ -53,7 +53,7 @@ class Processes:
     def start(self, job: object, ranks: Sequence[RankOrder], *, fork: bool, timeout: float) -> list[int]:
         return [100 + number for number in range(len(ranks))]
 
-    def ask_for_stacks(self, pid: int) -> None:
+    def ask_for_stacks(self, pid: int, number: int) -> None:
         raise AssertionError(f"process {pid} is not to be asked: it is none")
 
     def ended(self, *, wait: float = 0.0) -> list[EndedRank]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist.hangs import recorders, stacks
-from flytekitplugins_safedist.hangs.evidence import SIGNAL, groups_file
+from flytekitplugins_safedist.hangs.evidence import ASK, FORCE, groups_file
 from tests.harness.procs import until
 
 BEGINS = """
@@ -79,10 +79,10 @@ def test_a_rank_notes_its_groups_and_who_records_them_and_torch_answers(short_di
         process.communicate()
 
 
-def blocks(thread: Path) -> bool:
-    """Whether a thread never gets the signal."""
+def blocks(thread: Path, number: int) -> bool:
+    """Whether a thread never gets a signal."""
     [mask] = [line.split()[1] for line in (thread / "status").read_text().splitlines() if line.startswith("SigBlk")]
-    return bool(int(mask, 16) >> (SIGNAL - 1) & 1)
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.processes
@@ -90,10 +90,57 @@ def test_to_ask_a_rank_for_its_stacks_interrupts_no_call_but_of_one_idle_thread(
     """In the main thread, torch's attempt to connect to its store ends with a signal, and begins anew or fails."""
     process = started(short_dir, "import numpy\nprint('ready', flush=True)\nsys.stdin.read()")
     try:
-        threads = [thread for thread in Path(f"/proc/{process.pid}/task").iterdir() if not blocks(thread)]
-        assert len(threads) == 1
-        assert threads[0].name != str(process.pid)
-        answers = stacks.ask({0: (process.pid, short_dir / "stacks")}, lambda pid: os.kill(pid, SIGNAL))
+        threads = list(Path(f"/proc/{process.pid}/task").iterdir())
+        for number in (ASK, FORCE):
+            takers = [thread.name for thread in threads if not blocks(thread, number)]
+            assert len(takers) == 1
+            assert takers != [str(process.pid)]
+        answers = stacks.ask({0: (process.pid, short_dir / "stacks")}, os.kill)
         assert [frame.file for frame in answers[0][0]] == ["<string>"], "the main thread's is there, and comes first"
     finally:
+        process.communicate()
+
+
+BUSY = """
+class Loop:
+    @property
+    def inner(self):
+        return True
+    @property
+    def outer(self):
+        return self.inner
+loop = Loop()
+print("ready", flush=True)
+while loop.outer:
+    pass
+"""
+
+
+@pytest.mark.processes
+def test_a_rank_that_makes_frames_all_the_time_outlives_being_looked_at(short_dir: Path) -> None:
+    """What reads frames from outside, as faulthandler does, meets one that is half made: a look of a hundred then
+    ended the process, under Python 3.10 and 3.11."""
+    process, file = started(short_dir, BUSY), short_dir / "stacks"
+    try:
+        for _ in range(400):
+            before = stacks.size(file)
+            os.kill(process.pid, ASK)
+            until(lambda before=before: stacks.size(file) > before or process.poll() is not None, "it has answered")
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.processes
+def test_a_rank_in_which_native_code_keeps_pythons_lock_is_shown_by_force_alone(short_dir: Path) -> None:
+    holds = "import ctypes\nprint('ready', flush=True)\nctypes.PyDLL(None).sleep(3600)"
+    process = started(short_dir, holds)
+    try:
+        place = {0: (process.pid, short_dir / "stacks")}
+        assert stacks.ask(place, os.kill, forces=False) == {}
+        answers = stacks.ask(place, os.kill)
+        assert [str(frame) for frame in answers[0][0]] == ['File "<string>", line 9 in <module>']
+    finally:
+        process.kill()
         process.communicate()

@@ -80,7 +80,7 @@ def test_a_rank_is_stuck_in_the_kernel_if_it_is_so_at_each_look(monkeypatch: pyt
     for states, is_stuck in (("DD", True), ("SD", False), ("DS", False)):
         looks = iter({7: Process(7, state)} for state in states)
         monkeypatch.setattr(processes, "look", lambda _, looks=looks: next(looks))
-        [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda _: None)
+        [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda *_: None)
         assert found.is_stuck is is_stuck
 
 
