@@ -37,6 +37,8 @@ START = Path(__file__).parents[1] / "rank"
 _LOOK_SECONDS, _FIRST_LOOK_SECONDS = 1.0, 0.1
 """Between two looks at the groups: a hang is seconds old when anybody asks; and until there may be any."""
 
+_OF_A_CRASH = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+
 _MOST_FRAMES = 100
 """Of a thread, as faulthandler has it."""
 
@@ -68,7 +70,9 @@ class Evidence:
         self._socket = socket
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [FORCE])
+        # No signal of the user's: a thread that comes back from its wait at that moment takes it from the main thread,
+        # which then waits on, and never comes to the handler.
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {FORCE, *_OF_A_CRASH})
         before, due = "", 0.0
         while True:
             pause = _FIRST_LOOK_SECONDS if self._socket is None else max(0.0, due - time.monotonic())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -95,6 +96,9 @@ def test_to_ask_a_rank_for_its_stacks_interrupts_no_call_but_of_one_idle_thread(
             takers = [thread.name for thread in threads if not blocks(thread, number)]
             assert len(takers) == 1
             assert takers != [str(process.pid)]
+        [own] = [thread for thread in threads if not blocks(thread, FORCE)]
+        assert blocks(own, signal.SIGTERM), "else it may take it from the main thread, which then waits on"
+        assert not blocks(own, signal.SIGSEGV)
         answers = stacks.ask({0: (process.pid, short_dir / "stacks")}, os.kill)
         assert [frame.file for frame in answers[0][0]] == ["<string>"], "the main thread's is there, and comes first"
     finally:
