@@ -449,11 +449,10 @@ class NodePolicy:
             return
         has_begun, seconds = self.status.round != NO_ROUND, f"{self.rules.rendezvous:g} s"
         text = "was lost, and none took its place" if has_begun else "did not come"
-        last = Loss("node 0", f"it {text} within {seconds}", memory=self.status.leader_memory)
-        missing = Verdict("missing", f"node 0 {text} within {seconds}", self._books.round, nodes=("0",))
+        books, last = self._books, Loss("node 0", f"it {text} within {seconds}", memory=self.status.leader_memory)
+        missing = Verdict("missing", f"node 0 {text} within {seconds}", books.round, nodes=("0",))
         if last.is_explained:
-            missing = Verdict("memory", str(last), self._books.round)
-        books = self._books
+            missing = Verdict("memory", str(last), books.round)
         if has_begun:  # else what ranks lost with it would be told as theirs: nobody has settled that round
             books = books.noting(Outcome(books.round, loss=last))
         self._upload(judge(books, self.status.leader.term, self.rules) or missing)

@@ -114,9 +114,8 @@ def ask(
     before = {rank: size(path) for rank, (_, path) in able.items()}
     wakes = {rank: processes.wakes(pid, FORCE) for rank, (pid, _) in able.items()} if forces else {}
     silent = _silent(able, before, lambda pid: send(pid, ASK))
-    stuck = {rank: able[rank] for rank in silent if rank in wakes}
-    stuck = {rank: at for rank, at in stuck.items() if processes.wakes(at[0], FORCE) - wakes[rank] >= _WAKES}
-    _silent(stuck, before, lambda pid: send(pid, FORCE))
+    stuck = [rank for rank in silent if forces and processes.wakes(able[rank][0], FORCE) - wakes[rank] >= _WAKES]
+    _silent({rank: able[rank] for rank in stuck}, before, lambda pid: send(pid, FORCE))
     texts = {rank: _since(path, before[rank]) for rank, (_, path) in able.items()}
     return {rank: threads for rank, text in texts.items() if (threads := parse(text))}
 
