@@ -138,13 +138,13 @@ def test_a_rank_that_makes_frames_all_the_time_outlives_being_looked_at(short_di
 
 @pytest.mark.processes
 def test_a_rank_in_which_native_code_keeps_pythons_lock_is_shown_by_force_alone(short_dir: Path) -> None:
-    holds = "import ctypes\nprint('ready', flush=True)\nctypes.PyDLL(None).sleep(3600)"
-    process = started(short_dir, holds)
+    # The one call says that it has begun, and ends with this process's end of the pipe.
+    process = started(short_dir, "import ctypes\nctypes.PyDLL(None).system(b'echo ready; read line')")
     try:
         place = {0: (process.pid, short_dir / "stacks")}
         assert stacks.ask(place, os.kill, forces=False) == {}
         answers = stacks.ask(place, os.kill)
-        assert [str(frame) for frame in answers[0][0]] == ['File "<string>", line 9 in <module>']
+        assert [str(frame) for frame in answers[0][0]] == ['File "<string>", line 8 in <module>']
     finally:
         process.kill()
         process.communicate()
