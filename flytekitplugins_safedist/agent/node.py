@@ -364,8 +364,6 @@ class NodeAgent(Loop):
         Only SIGTERM waits, which is what Kubernetes sends before it takes a pod away. Who presses Ctrl-C wants the end
         now.
         """
-        if self._saving is not None and self.policy.status.phase == "running":
-            self._saving.look()  # what a rank has written a moment ago
         self._told_to_stop = number
         name = signal.Signals(int(number)).name
         stays, now = int(number) == signal.SIGTERM, time.monotonic()

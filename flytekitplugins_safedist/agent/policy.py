@@ -203,6 +203,8 @@ class NodePolicy:
             return self._acts(now)
         if stays and self._is_needed and self.rules.preemption > 0:
             self._stay = at + self.rules.preemption, why
+            left = max(0.0, self._stay[0] - now)
+            self._out.append(Say(f"{why}: this pod stays until all ranks have saved, for {left:.0f} s at most"))
             self._say(is_preempted=True)
         else:
             self._leave(why, now)
@@ -312,7 +314,7 @@ class NodePolicy:
         """Whether all ranks have saved for this pod that leaves; or none can any more."""
         save = self._save
         has_saved = save is not None and save.is_urgent and save.is_done
-        if self._has_left or (self.status.phase == "returned" and save is not None and save.step is None):
+        if self._has_left or (self.status.phase == "returned" and save is not None and save.is_empty):
             has_saved = False  # nobody would save any more; but all may return
         return has_saved or not self._is_needed or now >= until
 
@@ -368,7 +370,7 @@ class NodePolicy:
         if save.step is None and self.status.floor.call < save.call:
             self._hand_out_once(("call", save.call), CallRanks(save.call))
         elif save.step is not None and self.status.saved < save.call:
-            if save.is_urgent and ("save", save.call) not in self._once:
+            if save.is_urgent and not save.is_empty and ("save", save.call) not in self._once:
                 at = "no rank saves by steps" if save.step < 0 else f"all ranks save at step {save.step}"
                 self._out.append(Say(f"a node was told to stop: {at}"))
             self._hand_out_once(("save", save.call), SaveAt(save.call, save.step, save.is_urgent))

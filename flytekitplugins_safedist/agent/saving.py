@@ -40,31 +40,34 @@ class RoundSaving:
     def look(self) -> None:
         """Called again and again: pass on what the ranks have written on their pages."""
         now = time.monotonic()
-        if not self._policy.status.listens and any(page.listens for page in self._pages):
+        if self._listens and not self._policy.status.listens:
             self._act(self._policy.on_fact(now, listens=True))
         count = sum(page.asked for page in self._pages)
         if count != self._count:
             self._count = count
             self._act(self._policy.on_ask(now))
-        save, have_left = self._save, all(page.left for page in self._pages)
+        save = self._save
+        has_saved = save is not None and all(page.finished(save.call, urgent=save.is_urgent) for page in self._pages)
+        have_left = all(page.left for page in self._pages)  # after that: a rank that leaves has nothing to save
         if have_left and not self._have_left:
             self._have_left = True
             self._act(self._policy.on_left(now))
         if save is None or (save.is_urgent and have_left):
             return  # they are to return, which is more than a save: a pod must not leave before that
-        if all(page.finished(save.call, urgent=save.is_urgent) for page in self._pages):
+        if has_saved:
             self._save = None
             self._act(self._policy.on_fact(now, saved=save.call))
 
     def call(self, number: int) -> None:
-        """Each rank says the first step that it has not passed, and does not pass it."""
+        """Each rank says the first step that it has not passed, and does not pass it; and whether it would save."""
         for page in self._pages:
             page.call(number)
         time.sleep(_STORES_DRAIN)
         # Whoever asks from here on may be past the step, and is answered anew.
         self._count = sum(page.asked for page in self._pages)
         floors = [floor for page in self._pages if (floor := page.floor) is not None]
-        self._act(self._policy.on_fact(time.monotonic(), floor=Floor(number, max(floors, default=-1))))
+        answer = Floor(number, max(floors, default=-1))
+        self._act(self._policy.on_fact(time.monotonic(), floor=answer, listens=self._listens))
 
     def save(self, save: SaveAt) -> None:
         """All ranks save at this step."""
@@ -73,3 +76,7 @@ class RoundSaving:
             if save.is_urgent:
                 page.preempt()
             page.answer(save.call, save.step if save.step >= 0 else None, urgent=save.is_urgent)
+
+    @property
+    def _listens(self) -> bool:
+        return self._policy.status.listens or any(page.listens for page in self._pages)

@@ -38,13 +38,15 @@ class Save(DataClassDictMixin):
         call: number of the agreement in its round, from 1.
         is_urgent: because a node is told to stop.
         step: the one; None while floors are asked for; -1: no rank saves by steps.
-        is_done: all have saved, or nobody would.
+        is_done: all have saved.
+        is_empty: no rank would save, as all nodes have said when they were called.
     """
 
     call: int
     is_urgent: bool
     step: int | None = None
     is_done: bool = False
+    is_empty: bool = False
 
 
 @dataclass(frozen=True)

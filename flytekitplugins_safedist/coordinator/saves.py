@@ -2,6 +2,7 @@
 
 The coordinator calls all nodes; each answers with its floor, the first step that none of its ranks has passed; the
 highest floor is the step at which all save. Nobody waits for a rank to get anywhere, so ranks may be in native code.
+Whether a rank would save at all is known when all have answered, and not before: a node says it as it is called.
 """
 
 from __future__ import annotations
@@ -68,12 +69,13 @@ class RoundSaves:
                 return
             last = self.save.call if self.save is not None else 0
             self._missing, self._highest = set(self._there), -1
-            self.save = Save(last + 1, bool(self._preempted), is_done=not self._listeners)
+            self.save = Save(last + 1, bool(self._preempted))
         if self.save.step is None and not self._missing:
             self._missing = set(self._there)
-            self.save = replace(self.save, step=self._highest)
+            self.save = replace(self.save, step=self._highest, is_empty=not self._listeners)
         if self.save.step is not None and not self._missing:
-            self.save = replace(self.save, is_done=True)
+            # Whoever began to listen meanwhile was told, and has saved.
+            self.save = replace(self.save, is_done=True, is_empty=self.save.is_empty and not self._listeners)
             self._advance()  # what was asked for meanwhile
 
     def _is_wanted(self) -> bool:

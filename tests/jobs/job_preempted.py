@@ -116,6 +116,16 @@ def done_first_on_node_0() -> str:
     return f"done in round {me.round}"
 
 
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
+def looks_late_on_node_1() -> str:
+    """As :func:`done_first_on_node_0`; the others look at it for the first time when the test gives the word."""
+    me = current_rank()
+    if me.round == 0 and me.node_rank == 1:
+        say(f"rank {me.rank} has begun")
+        wait_for_word()
+    return done_first_on_node_0.task_function()
+
+
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=TIMEOUTS))
 def done_alone() -> str:
     return done()

@@ -578,7 +578,8 @@ class World:
             if self.random.random() < 0.2:
                 when = self.random.uniform(0.2, 6)
                 self.soon(when, pod, lambda: pod.ranks is ranks and self.act(pod, pod.policy.on_ask(self.t)))  # type: ignore[func-returns-value]
-            self.soon(0.1, pod, lambda: pod.ranks is ranks and self.act(pod, pod.policy.on_fact(self.t, listens=True)))  # type: ignore[func-returns-value]
+            when = self.random.choice([0.1, 5.0])  # its agent may come late to looking at them
+            self.soon(when, pod, lambda: pod.ranks is ranks and self.act(pod, pod.policy.on_fact(self.t, listens=True)))  # type: ignore[func-returns-value]
 
     def machines_of(self, members: tuple[str, ...]) -> list[str]:
         return [self.everyone[process].machine for process in members]
@@ -675,8 +676,10 @@ class World:
         ranks = pod.ranks
         if ranks is not None and ranks.call < call:
             ranks.call = call
-            ranks.floor = int((self.t - ranks.begun) / self.runs[ranks.round].pace) + 1
-            self.soon(0.01, pod, lambda: self.act(pod, pod.policy.on_fact(self.t, floor=Floor(call, ranks.floor))))
+            listens = self.plan.saves
+            ranks.floor = int((self.t - ranks.begun) / self.runs[ranks.round].pace) + 1 if listens else -1
+            answer = Floor(call, ranks.floor)
+            self.soon(0.01, pod, lambda: self.act(pod, pod.policy.on_fact(self.t, floor=answer, listens=listens)))
 
     def save(self, pod: Pod, action: act.SaveAt) -> None:
         ranks, call = pod.ranks, action.call

@@ -490,7 +490,7 @@ def test_a_node_whose_ranks_have_left_the_function_stays_until_they_have_returne
     assert (node.status.phase, node.status.leaving) == ("returned", "told to stop")
 
 
-@pytest.mark.parametrize(("save", "leaves"), [(replace(URGENT, step=None), False), (URGENT, True)])
+@pytest.mark.parametrize(("save", "leaves"), [(replace(URGENT, is_empty=True), False), (URGENT, True)])
 def test_a_leader_whose_ranks_have_returned_stays_for_the_others_that_save_or_return(save, leaves):
     node = running(leads=True, node=0)
     node.take(node.it.on_left(node.now))

@@ -53,6 +53,12 @@ def test_a_call_is_answered_with_the_floor_and_ranks_save_once(node):
     assert node.rank.at(1) is None
 
 
+def test_a_call_is_answered_with_whether_a_rank_would_save_by_what_its_page_says_then(node):
+    node.rank.take_part(0)
+    node.it.call(1)
+    assert (node.policy.status.floor, node.policy.status.listens) == (Floor(1, 0), True)
+
+
 def test_of_a_node_whose_ranks_save_by_no_steps_the_floor_says_so(node):
     node.it.call(1)
     assert node.status.floor == Floor(1, -1)

@@ -77,10 +77,29 @@ def test_a_node_that_is_told_to_stop_makes_the_next_save_urgent_and_that_is_the_
     assert saves.it.save.is_done
 
 
-def test_where_nobody_would_save_a_pod_that_is_told_to_stop_may_go_at_once():
+def test_where_nobody_would_save_a_pod_that_is_told_to_stop_may_go_when_all_have_said_so():
     saves = Saves(listens=False)
     saves.say("a", is_preempted=True)
-    assert saves.it.save == Save(1, is_urgent=True, is_done=True)
+    assert saves.it.save == Save(1, is_urgent=True), "who has not looked at its ranks yet does not know"
+    saves.say("a", "b", "c", floor=Floor(1, -1))
+    assert saves.it.save == Save(1, is_urgent=True, step=-1, is_empty=True)
+    saves.say("a", "b", "c", saved=1)
+    assert saves.it.save == Save(1, is_urgent=True, step=-1, is_done=True, is_empty=True)
+
+
+@pytest.mark.parametrize("when", ["as it is called", "as it is told"])
+def test_a_rank_that_would_save_and_is_heard_of_only_then_is_waited_for(when):
+    saves = Saves(listens=False)
+    saves.say("a", is_preempted=True)
+    if when == "as it is called":
+        saves.say("c", listens=True, floor=Floor(1, -1))
+    saves.say("a", "b", "c", floor=Floor(1, -1))
+    assert saves.it.save.is_empty == (when == "as it is told")
+    saves.say("c", listens=True)
+    saves.say("a", "b", saved=1)
+    assert not saves.it.save.is_done
+    saves.say("c", saved=1)
+    assert saves.it.save == Save(1, is_urgent=True, step=-1, is_done=True)
 
 
 def test_nobody_is_called_before_all_have_begun_in_this_round():
