@@ -42,7 +42,8 @@ _LOOKS_OF_ALL = 0.2
 """Seconds between two looks at the store of all nodes whose ranks run: thousands of them look the more seldom."""
 
 TURN_SECONDS, _TURNS = 5.0, 12
-"""Where no leader comes, nodes give up one after the other: the first uploads, and the others find that."""
+"""Where no leader comes, nodes give up one after the other: the first uploads, and the others find that. Whoever
+knows a cause of its own goes before all: the others know only that node 0 is lost."""
 
 CUT_OFF = "the leader of this job cannot be reached from here"
 """Why a pod leaves whose leader's sign is renewed."""
@@ -83,7 +84,7 @@ class NodePolicy:
         self._once: set[object] = set()  # what was handed out, where that is once in a round
         self._out: list[Action] = []
         turn = me.node if me.node is not None else zlib.crc32(me.process.encode()) % _TURNS
-        self._patience = rules.rendezvous + TURN_SECONDS * min(turn, _TURNS)
+        self._turn = TURN_SECONDS * min(turn, _TURNS)
 
     @property
     def books(self) -> Books:
@@ -250,7 +251,7 @@ class NodePolicy:
                 self._leave_undecided("another process leads this job")
         elif not is_mine and self._want is not None:
             self._out.append(DropLink())
-        elif cut > self._patience:
+        elif cut > self.rules.rendezvous + (0.0 if self._knows_cause else self._turn):
             self._give_up(now)
         return self._acts(now)
 
@@ -268,6 +269,11 @@ class NodePolicy:
         self._books = books
         is_leaders = self._want is not None and self._want.course.books == books
         self._say(books=None if is_leaders else books)
+
+    @property
+    def _knows_cause(self) -> bool:
+        cause = self._books.last.cause
+        return cause is not None and not cause.echo
 
     @property
     def _between_looks(self) -> float:

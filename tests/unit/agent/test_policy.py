@@ -324,6 +324,20 @@ def test_nodes_give_up_one_after_the_other_and_find_what_the_first_has_uploaded(
     assert second.look(is_decided=True) == [act.Exit(0, DECIDED)]
 
 
+def test_of_nodes_that_give_up_the_one_that_knows_the_cause_is_the_first():
+    first, knows = running(replace(RULES, max_restarts=0)), running(replace(RULES, max_restarts=0), node=9)
+    for node in (first, knows):
+        node.take(node.it.on_disconnect("reset", node.now))
+    knows.take(knows.it.on_failure(OWN, knows.now))
+    for node in (first, knows):
+        node.wait(RULES.grace + 0.5)
+        node.take(node.it.on_quiet((), node.now))
+        node.wait(RULES.rendezvous - RULES.grace)
+    assert [each for each in first.look() if isinstance(each, act.Upload)] == []
+    (upload,) = knows.look()
+    assert upload.verdict.cause == OWN
+
+
 def test_a_store_that_is_away_is_no_sign_of_anything_and_at_last_the_node_leaves():
     node = Node()
     actions = node.wait(RULES.rendezvous + RULES.upload)
