@@ -355,7 +355,7 @@ class NodeAgent(Loop):
     # --- signals ------------------------------------------------------------------------------------------------------
     def _longest(self, number: int) -> float:
         """Seconds that this process may still take after a signal."""
-        stays = self._job.rules.preemption if number == signal.SIGTERM and self._ranks is not None else 0.0
+        stays = self._job.rules.preemption if self._may_stay(number) else 0.0
         return stays + self.plan.settings.timeouts.stop + END_SECONDS
 
     def _stop(self, number: Signalled) -> None:
@@ -366,10 +366,14 @@ class NodeAgent(Loop):
         """
         self._told_to_stop = number
         name = signal.Signals(int(number)).name
-        stays, now = int(number) == signal.SIGTERM, time.monotonic()
-        self._act(self.policy.on_stop(f"told to stop by {name}", number.at, now, stays=stays))
+        stays = self._may_stay(int(number))
+        self._act(self.policy.on_stop(f"told to stop by {name}", number.at, time.monotonic(), stays=stays))
         if stays and self._ranks is not None:  # it may be for a time-out of the task's, which says no more than that
             number.stood = self._ranks.stand()
+
+    def _may_stay(self, number: int) -> bool:
+        """Whether there are ranks that could save; the checks of a node are none, and answer no call."""
+        return number == signal.SIGTERM and self._ranks is not None
 
     def _interrupted(self, number: Signalled) -> JobInterruptedError:
         name = signal.Signals(int(number)).name

@@ -111,11 +111,13 @@ def test_a_node_that_is_not_fit_is_told_and_the_job_goes_on_where_the_user_wants
 def test_a_pod_that_is_told_to_stop_while_its_node_is_checked_leaves_nothing(warm, tmp_path: Path) -> None:
     job = Checked(warm, tmp_path / "job", "torch")
     first, second = job.start(0), job.start(1)
-    checking(second)
+    checking(second).suspend()  # else they may be over before it is told
     second.signal(signal.SIGTERM)
     ended = second.wait()
     assert ended.left == []
     assert ended.code == 137
+    assert "this pod stays" not in ended.err, "there is no rank yet that could save"
+    assert "told to stop by SIGTERM; every rank has been ended" in ended.err
     first.signal(signal.SIGTERM)
     assert first.wait().left == []
 

@@ -272,7 +272,12 @@ class Faults:
     def preempt(self, pod: Pod) -> None:
         world = self.world
         at = pod.preempted_at = world.t
-        world.soon(0, pod, lambda: world.act(pod, pod.policy.on_stop("told to stop", at, world.t, stays=True)))
+
+        def stop() -> None:
+            is_checked = pod.ranks is not None and world.runs[pod.ranks.round].is_checks  # which has nothing to save
+            world.act(pod, pod.policy.on_stop("told to stop", at, world.t, stays=not is_checked))
+
+        world.soon(0, pod, stop)
         least = world.rules.preemption + world.rules.stop + world.rules.kill + 5
         lasts = world.random.choice([least, least, world.rules.preemption + 1])
         world.after(lasts, lambda: world.end(pod, is_replaced=not world.rules.is_alone))

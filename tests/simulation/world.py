@@ -674,7 +674,7 @@ class World:
     # --- saves, checks, hangs -----------------------------------------------------------------------------------------
     def call(self, pod: Pod, call: int) -> None:
         ranks = pod.ranks
-        if ranks is not None and ranks.call < call:
+        if ranks is not None and ranks.call < call and not self.runs[ranks.round].is_checks:  # which answer none
             ranks.call = call
             listens = self.plan.saves
             ranks.floor = int((self.t - ranks.begun) / self.runs[ranks.round].pace) + 1 if listens else -1
