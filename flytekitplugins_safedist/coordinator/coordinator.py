@@ -262,9 +262,9 @@ class Coordinator:
             return
         if status.phase == "returned":
             state.returned.add(rank)
-            state.saves.on_leave(status.process)
             if status.is_preempted and status.process == self.me:
                 state.saves.on_end()
+            state.saves.on_leave(status.process)
         elif status.phase == "running":
             state.saves.on_status(status)
         else:

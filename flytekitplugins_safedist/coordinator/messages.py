@@ -36,7 +36,7 @@ class Save(DataClassDictMixin):
 
     Attributes:
         call: number of the agreement in its round, from 1.
-        is_urgent: because a node is told to stop.
+        is_urgent: because a node is told to stop, which has not left with its part done.
         step: the one; None while floors are asked for; -1: no rank saves by steps.
         is_done: all have saved.
         is_empty: no rank would save, as all nodes have said when they were called.

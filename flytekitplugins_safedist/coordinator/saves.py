@@ -65,6 +65,8 @@ class RoundSaves:
 
     def _advance(self) -> None:
         while self.save is None or self.save.is_done:
+            if self.save is not None and self.save.is_urgent and not self._preempted:
+                self.save = replace(self.save, is_urgent=False)  # whom it was for has done its part: the round goes on
             if not self._is_wanted():
                 return
             last = self.save.call if self.save is not None else 0
@@ -79,6 +81,7 @@ class RoundSaves:
             self._advance()  # what was asked for meanwhile
 
     def _is_wanted(self) -> bool:
-        if self._silent or (self.save is not None and self.save.is_urgent):
+        save = self.save
+        if self._silent or (save is not None and save.is_urgent and not (save.is_empty and self._listeners)):
             return False  # after a save for a node that leaves, ranks stand still until they are ended
-        return bool(self._preempted) or self._asks > (self.save.call if self.save is not None else 0)
+        return bool(self._preempted) or self._asks > (save.call if save is not None else 0)

@@ -8,7 +8,7 @@ import pytest
 
 from flytekitplugins_safedist.coordinator.books import NO_ROUND, Books, Cause, Leader, Memory, Outcome, Round
 from flytekitplugins_safedist.coordinator.coordinator import FENCED
-from flytekitplugins_safedist.coordinator.messages import Floor, HangNotice
+from flytekitplugins_safedist.coordinator.messages import Floor, HangNotice, Save
 from flytekitplugins_safedist.coordinator.sign import Sign
 from tests.unit.coordinator.coordination import FIXED, RANGE, STEP, Job, begun, join, succeeded_by
 
@@ -314,6 +314,19 @@ def test_where_the_leader_is_told_to_stop_with_its_ranks_returned_the_others_sav
     job.say("a", phase="returned", is_preempted=True)
     save = job.wants["c"].course.save
     assert (save.is_urgent, save.is_done) == (True, False)
+
+
+def test_what_the_others_have_saved_for_the_leader_is_the_last_save_also_where_its_ranks_return_meanwhile():
+    job = begun()
+    for process in "abc":
+        job.say(process, listens=True)
+    job.say("a", is_preempted=True)
+    for process in "abc":
+        job.say(process, floor=Floor(1, 4))
+    for process in "bc":
+        job.say(process, saved=1)
+    job.say("a", phase="returned")
+    assert job.wants["a"].course.save == Save(1, is_urgent=True, step=4, is_done=True)
 
 
 def test_where_others_fail_for_the_want_of_a_node_that_had_returned_it_is_its_loss():

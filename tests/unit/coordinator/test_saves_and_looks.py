@@ -102,6 +102,35 @@ def test_a_rank_that_would_save_and_is_heard_of_only_then_is_waited_for(when):
     assert saves.it.save == Save(1, is_urgent=True, step=-1, is_done=True)
 
 
+def test_who_begins_to_listen_while_a_pod_stays_for_which_nobody_would_save_is_called_as_well():
+    saves = Saves(listens=False)
+    saves.say("a", is_preempted=True)
+    saves.say("a", "b", "c", floor=Floor(1, -1))
+    saves.say("a", "b", "c", saved=1)
+    saves.say("c", listens=True)
+    assert saves.it.save == Save(2, is_urgent=True)
+    saves.say("a", "b", "c", floor=Floor(2, 4))
+    saves.say("a", "b", "c", saved=2)
+    assert saves.it.save == Save(2, is_urgent=True, step=4, is_done=True)
+
+
+@pytest.mark.parametrize("when", ["before all have saved", "after that"])
+def test_where_a_pod_that_was_told_to_stop_has_done_its_part_the_others_may_save_again(when):
+    saves = Saves()
+    saves.say("a", is_preempted=True)
+    saves.say("a", "b", "c", floor=Floor(1, 4))
+    for process in "bca" if when == "after that" else "bc":
+        saves.say(process, saved=1)
+    saves.it.on_leave("a")  # its ranks have returned meanwhile
+    assert saves.it.save == Save(1, is_urgent=False, step=4, is_done=True)
+    saves.say("b", asks=2)
+    assert saves.it.save == Save(2, is_urgent=False)
+    saves.say("c", is_preempted=True)
+    saves.say("b", "c", floor=Floor(2, 9))
+    saves.say("b", "c", saved=2)
+    assert saves.it.save == Save(3, is_urgent=True), "what was saved for another pod is none of this one's"
+
+
 def test_nobody_is_called_before_all_have_begun_in_this_round():
     saves = Saves(silent="c")
     saves.say("a", is_preempted=True)
