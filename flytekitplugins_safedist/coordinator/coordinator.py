@@ -454,10 +454,12 @@ class Coordinator:
         return sum(seat.status.ground in self.books.without for seat in self._seats.values())
 
     def _has_room(self) -> bool:
-        """Whether a range stops for a node that joins: nobody has returned, and not again and again."""
+        """Whether a range stops for a node that joins: nobody has returned or leaves, and not again and again."""
         rules, state = self.rules, self._state
         if rules.is_fixed or state.is_checks or state.returned or len(state.ranks) >= rules.max_nodes:
             return False
+        if state.saves.is_awaited:
+            return False  # what is done since the last save would be lost
         return len(self.books.costing("nothing")) < rules.most_free
 
     # --- what follows -------------------------------------------------------------------------------------------------

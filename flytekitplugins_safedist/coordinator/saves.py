@@ -56,6 +56,11 @@ class RoundSaves:
         self._preempted.add("")
         self._advance()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a node that is told to stop stays for a save that is still to be made."""
+        return bool(self._preempted) and (self.save is None or not (self.save.is_urgent and self.save.is_done))
+
     def _has_answered(self, status: Status, save: Save) -> bool:
         if save.step is not None:
             return status.saved >= save.call

@@ -114,6 +114,22 @@ def test_who_comes_to_a_range_that_has_room_begins_a_round_with_it_and_that_cost
     assert job.costs == (0, 0)
 
 
+def test_who_comes_to_a_range_waits_for_the_save_for_a_pod_that_is_told_to_stop():
+    job = begun(RANGE, "ab", listens=True)
+    job.say("a", asks=1)
+    job.say("b", is_preempted=True)
+    job.come("c")
+    job.follow("c")
+    for call, process in ((1, "a"), (1, "b"), (2, "a"), (2, "b")):
+        job.say(process, floor=Floor(call, call))
+        if process == "b":
+            job.say("a", saved=call)
+            assert job.it.course.runs, "what they have done since the last save would be lost"
+            job.say("b", saved=call)
+    assert not job.it.course.runs
+    assert "a node joins" in job.wants["a"].course.news
+
+
 @pytest.mark.parametrize("why", ["full", "nearly done", "checked"])
 def test_who_comes_to_a_range_that_has_no_place_now_waits(why):
     job = begun(replace(RANGE, checks=why == "checked"), "abcd" if why == "full" else "ab")
