@@ -71,6 +71,7 @@ class RoundState:
         unsettled: when it is over: node_ranks that may have ranks left.
         absent: node_ranks that are not there any more.
         free: it was ended for what costs nothing.
+        joining: since when a node waits to join, and the call of the save that is made before.
     """
 
     phase: Literal["forming", "running", "ending"]
@@ -82,6 +83,7 @@ class RoundState:
     unsettled: set[int] = field(default_factory=set)
     absent: dict[int, Loss] = field(default_factory=dict)
     free: str = ""
+    joining: tuple[float, int] | None = None
     offer: Mapping[str, str] = field(default_factory=dict)
     saves: RoundSaves = field(default_factory=lambda: RoundSaves(()))
     inquiry: Inquiry = field(default_factory=Inquiry)
@@ -462,6 +464,17 @@ class Coordinator:
             return False  # what is done since the last save would be lost
         return len(self.books.costing("nothing")) < rules.most_free
 
+    def _may_join(self, now: float) -> bool:
+        """Whether a node joins now: what is done since the last save would be lost, so all save first, who would."""
+        state = self._state
+        if not self._ready or not self._has_room():
+            state.joining = None
+            return False
+        if state.joining is None:
+            state.joining = now, state.saves.ask()
+        since, call = state.joining
+        return state.saves.have_saved(call) or now - since >= self.rules.preemption
+
     # --- what follows -------------------------------------------------------------------------------------------------
     def _advance(self, now: float) -> None:
         self._judge_again()
@@ -470,7 +483,7 @@ class Coordinator:
             return
         if state.phase == "running" and len(state.returned) == self.books.size:
             self._return(now)
-        elif state.phase == "running" and self._ready and self._has_room():
+        elif state.phase == "running" and self._may_join(now):
             self._end_round("a node joins", now, free="a node joins")
         elif state.phase == "running" and (late := self._judge_past()) is not None:
             self._end_round(f"{late.cause}, in an earlier round, and {late.text}", now, free=_LATE)

@@ -1,4 +1,4 @@
-"""All ranks of a round save at one step: because one asks, or because a node is told to stop. Pure.
+"""All ranks of a round save at one step: because one asks, a node is told to stop, or another joins. Pure.
 
 The coordinator calls all nodes; each answers with its floor, the first step that none of its ranks has passed; the
 highest floor is the step at which all save. Nobody waits for a rank to get anywhere, so ranks may be in native code.
@@ -55,6 +55,18 @@ class RoundSaves:
         """The leader is told to stop, and its own ranks have returned: with it the round ends for the others."""
         self._preempted.add("")
         self._advance()
+
+    def ask(self) -> int:
+        """All ranks are to save that would, soon: the call after which they have (:meth:`have_saved`)."""
+        call = 1 + (self.save.call if self.save is not None else 0)
+        self._asks = max(self._asks, call)
+        self._advance()
+        return call
+
+    def have_saved(self, call: int) -> bool:
+        """Whether a call is over; or comes no more, after a save for a node that leaves."""
+        save = self.save
+        return save is not None and (save.call > call or (save.is_done and (save.call == call or save.is_urgent)))
 
     @property
     def is_awaited(self) -> bool:

@@ -31,12 +31,12 @@ class Preempted(Job):
         super().__init__(warm, directory, task, "", {**gate.environment, **GRACE, "TEST_KEPT": str(kept)})
 
 
-def one_step(lines: list[str]) -> int:
-    """The step that all ranks have said they saved."""
+def one_step(lines: list[str], *, is_told: bool = True) -> int:
+    """The step that all ranks have said they saved, for a pod that is told to stop, or not."""
     said = {tuple(line.split()[2:]) for line in lines}
     assert len(said) == 1, lines
     ((saved, step, *flags),) = said
-    assert (saved, flags) == ("saved", ["urgent", "True", "preempted", "True"])
+    assert (saved, flags) == ("saved", ["urgent", str(is_told), "preempted", str(is_told)])
     return int(step)
 
 
@@ -75,7 +75,7 @@ def test_node_0_or_all_nodes_told_to_stop_the_job_goes_on_from_the_step_at_which
     for node in nodes:
         pods[node].signal(TERM)
     step = one_step(ranks_gate.heard(4))
-    assert {path.read_text() for path in (tmp_path / "kept").iterdir()} == {str(step)}
+    assert {path.read_text() for path in (tmp_path / "kept").iterdir()} == {f"{step} True"}
     for node in nodes:
         gone = pods[node].wait()
         assert gone.code not in (0, -TERM)
@@ -288,14 +288,15 @@ class PreemptedRange(test_elastic.Range):
     module = "job_preempted"
 
 
-def test_a_range_goes_on_smaller_from_the_step_at_which_all_ranks_saved(warm, tmp_path, ranks_gate: Gate):
+def test_a_range_goes_on_larger_and_smaller_from_the_step_at_which_all_ranks_saved(warm, tmp_path, ranks_gate: Gate):
     kept = tmp_path / "kept"
     kept.mkdir()
     job = PreemptedRange(warm, tmp_path, "torch_range", "", {**ranks_gate.environment, "TEST_KEPT": str(kept)})
-    pods = [job.start_host(), job.start(1), job.start(2)]
-    there = 0
-    while there < 6:  # a round of two nodes may have begun before the third came
-        there += ranks_gate.heard(1)[0].endswith("of 6")
+    pods = [job.start_host(), job.start(1)]
+    assert all("from 0 of 4" in line for line in ranks_gate.heard(4))
+    pods.append(job.start(2))
+    step = one_step(ranks_gate.heard(4), is_told=False)
+    assert all(f"from {step} of 6" in line for line in ranks_gate.heard(6))
     pods[2].signal(TERM)
     step = one_step(ranks_gate.heard(6))
     assert "outputs.pb" not in pods[2].wait().uploaded

@@ -19,17 +19,19 @@ MORE = 3
 
 
 def train(together) -> str:
-    """Steps that all ranks take together. What is saved is the step, by every rank, in a file of its own."""
+    """Steps that all ranks take together, until some after a save for a pod that was told to stop. What is saved is the
+    step, by every rank, in a file of its own."""
     me, shared = current_rank(), context.page()
     kept = Path(os.environ["TEST_KEPT"])
     files = sorted(kept.glob("rank-*"))
-    first = int(files[0].read_text()) if files else 0
+    saved, urgent = files[0].read_text().split() if files else ("0", "False")
+    first = int(saved)
     shared.take_part(first)
     step = first
-    while not files or step < first + MORE:
+    while urgent == "False" or step < first + MORE:
         save = shared.at(step)
         if save is not None:
-            (kept / f"rank-{me.rank}").write_text(str(step))
+            (kept / f"rank-{me.rank}").write_text(f"{step} {save.urgent}")
             say(f"rank {me.rank} saved {step} urgent {save.urgent} preempted {me.preempted}")
             shared.finish(save.call)
             shared.stand_still()

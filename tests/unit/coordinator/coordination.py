@@ -8,7 +8,7 @@ from typing import Any
 
 from flytekitplugins_safedist.coordinator.books import Cause, Outcome
 from flytekitplugins_safedist.coordinator.coordinator import Coordinator, Fitness
-from flytekitplugins_safedist.coordinator.messages import Offer, Status, Want
+from flytekitplugins_safedist.coordinator.messages import Floor, Offer, Status, Want
 from flytekitplugins_safedist.coordinator.rules import Rules
 from flytekitplugins_safedist.coordinator.sign import Sign, StoreLook
 
@@ -99,6 +99,12 @@ class Job:
                 changes = {"phase": "idle"}
             elif course.round > status.round:
                 changes = {"round": course.round, "node_rank": want.node_rank}
+        elif status.phase == "running" and course.save is not None and not course.save.is_done and not status.listens:
+            call = course.save.call  # nobody here would save
+            if course.save.step is None:
+                changes = {"floor": Floor(call, -1)} if status.floor.call < call else {}
+            else:
+                changes = {"saved": call} if status.saved < call else {}
         if changes:
             self.say(process, leader=course.leader, books=None, **changes)
         return bool(changes)

@@ -105,13 +105,61 @@ def test_a_range_goes_on_when_those_who_are_left_are_back_and_it_has_looked_who_
 def test_who_comes_to_a_range_that_has_room_begins_a_round_with_it_and_that_costs_nothing():
     job = begun(RANGE, "ab")
     job.come("c")
+    job.follow("a", "c")
+    assert job.it.course.runs, "whether b's ranks would save is not known yet"
+    job.follow()
+    assert job.members == set("abc")
+    assert job.it.books.outcomes[-1].free == "a node joins"
+    assert job.costs == (0, 0)
+
+
+def test_what_fails_as_the_round_ends_for_a_node_that_joins_costs_nothing():
+    job = begun(RANGE, "ab", listens=True)
+    job.come("c")
     job.follow("c")
-    assert job.members == set()
+    job.wait(RANGE.preemption)
     assert "a node joins" in job.wants["a"].course.news
     job.fail("b", "ConnectionError", echo=4)
     job.follow()
     assert job.members == set("abc")
     assert job.costs == (0, 0)
+
+
+def test_all_save_before_a_node_joins_and_it_waits_for_that_but_not_for_ever():
+    for waits in (False, True):
+        job = begun(RANGE, "ab", listens=True)
+        job.come("c")
+        job.follow("c")
+        assert job.wants["b"].course.save == Save(1, is_urgent=False)
+        for process in "ab":
+            job.say(process, floor=Floor(1, 4))
+        assert job.wants["b"].course.save == Save(1, is_urgent=False, step=4)
+        job.say("a", saved=1)
+        job.wait(RANGE.preemption - STEP)
+        assert job.it.course.runs
+        if waits:
+            job.wait(STEP)
+        else:
+            job.say("b", saved=1)
+        job.follow()
+        assert job.members == set("abc")
+        assert job.costs == (0, 0)
+
+
+def test_a_node_that_comes_after_one_that_has_left_again_has_a_save_of_its_own():
+    job = begun(RANGE, "ab", listens=True)
+    job.come("c")
+    job.follow("c")
+    for process in "ab":
+        job.say(process, floor=Floor(1, 4))
+    job.lose("c")
+    job.wait(RANGE.grace + 2 * STEP)
+    for process in "ab":
+        job.say(process, saved=1)
+    assert job.it.course.runs
+    job.come("d")
+    job.follow("d")
+    assert job.wants["b"].course.save == Save(2, is_urgent=False)
 
 
 def test_who_comes_to_a_range_waits_for_the_save_for_a_pod_that_is_told_to_stop():
@@ -146,13 +194,13 @@ def test_a_range_stops_for_joining_nodes_only_so_often():
     joins = [Outcome(Round(Leader(0, "z"), number), free="a node joins") for number in range(RANGE.most_free)]
     job.say("b", books=Books(outcomes=tuple(joins[1:])))
     job.come("c")
-    job.follow("c")
-    assert not job.wants["a"].course.runs
+    job.follow()
+    assert job.members == set("abc")
     job = begun(RANGE, "ab")
     job.say("b", books=Books(outcomes=tuple(joins)))
     job.come("c")
-    job.follow("c")
-    assert job.wants["a"].course.runs
+    job.follow()
+    assert job.members == set("ab")
 
 
 # --- who is there -----------------------------------------------------------------------------------------------------
