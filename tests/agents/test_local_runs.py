@@ -24,9 +24,18 @@ def on_a_terminal(
 ) -> Running:
     """Run a command on a terminal, where ``typed`` says what is typed when something has appeared."""
     whole = [sys.executable, "-m", "tests.harness.terminal", json.dumps(typed), *command]
-    return warm.command(whole, files, {"COLUMNS": str(COLUMNS), "TERM": "xterm", **more})
+    return warm.command(whole, files, {**TERMINAL, **more})
 
 
+def started(
+    warm: Warm, files: Path, typed: list[tuple[list[str], str]], program: str, *arguments: str, **more: Any
+) -> Running:
+    """The same of a program of Python's, where all is imported already."""
+    options: dict[str, Any] = {"typed": typed, "arguments": arguments, "environment": {**TERMINAL, **more}}
+    return warm.start(f"{program}:__main__", files, kind="main", **options)
+
+
+TERMINAL = {"COLUMNS": str(COLUMNS), "TERM": "xterm"}
 ENDED = "[safedist] interrupted (Ctrl-C): every rank has been ended"
 
 
@@ -37,12 +46,14 @@ def after(text: str, ended: Ended) -> str:
     return shown.partition("; the record of this run: ")[0]
 
 
-@pytest.mark.parametrize(
-    "command", [[sys.executable, JOB, "waits"], [PYFLYTE, "run", JOB, "waits"]], ids=["python", "pyflyte"]
-)
-def test_ctrl_c_is_one_line(warm, tmp_path, command):
+@pytest.mark.parametrize("how", ["python", "pyflyte"])
+def test_ctrl_c_is_one_line(warm, tmp_path, how):
     typed = [(["[rank 0] here", "[rank 1] here"], CTRL_C)]
-    ended = on_a_terminal(warm, tmp_path / "job", typed, command).wait()
+    if how == "python":
+        running = started(warm, tmp_path / "job", typed, JOB, "waits")
+    else:
+        running = on_a_terminal(warm, tmp_path / "job", typed, [PYFLYTE, "run", JOB, "waits"])
+    ended = running.wait()
     assert after("here", ended) == ENDED
     [page] = re.findall(r"the record of this run: (\S+)", ended.out)
     assert "failed: SYSTEM:Stopped" in Path(page).read_text()
@@ -89,15 +100,14 @@ def test_ctrl_c_while_the_rank_server_imports_is_one_line(warm, tmp_path):
 def test_ctrl_c_in_ranks_that_are_fresh_interpreters_is_one_line(warm, tmp_path, how, at):
     """What flytekit does at SIGINT, in each process that imports it, is to exit with a traceback."""
     typed = [([f"[rank 0] {at}", f"[rank 1] {at}"], CTRL_C)]
-    command = [PYFLYTE, "run", JOB, "waits_spawned"]
-    ended = on_a_terminal(warm, tmp_path / "job", typed, command, TEST_HOW=how).wait()
+    ended = started(warm, tmp_path / "job", typed, PYFLYTE, "run", JOB, "waits_spawned", TEST_HOW=how).wait()
     assert after(at, ended) == ENDED
     assert (ended.code, ended.left, ended.scratch) == (130, [], [])
 
 
 def test_breakpoint_is_the_terminals_and_rank_0s_while_the_others_pass_it(warm, tmp_path):
     typed = [(["(Pdb) "], "p number * 2\n"), (["\r\n84\r\n", "(Pdb) "], "number = 7\n"), (["(Pdb) "], "c\n")]
-    ended = on_a_terminal(warm, tmp_path / "job", typed, [sys.executable, JOB, "breaks"]).wait()
+    ended = started(warm, tmp_path / "job", typed, JOB, "breaks").wait()
     assert any(re.match(r"> \S+job_local.py\(\d+\)_break\(\)", line) for line in screen(ended.files / "out")), (
         "from the margin on"
     )
@@ -109,7 +119,7 @@ def test_breakpoint_is_the_terminals_and_rank_0s_while_the_others_pass_it(warm, 
 
 def test_ctrl_c_in_the_debugger_ends_the_job_with_one_line(warm, tmp_path):
     typed = [(["(Pdb) "], CTRL_C)]
-    ended = on_a_terminal(warm, tmp_path / "job", typed, [PYFLYTE, "run", JOB, "breaks_alone"]).wait()
+    ended = started(warm, tmp_path / "job", typed, PYFLYTE, "run", JOB, "breaks_alone").wait()
     assert after("(Pdb)", ended) == ENDED
     assert (ended.code, ended.left, ended.scratch) == (130, [], [])
 
@@ -132,7 +142,7 @@ LINE = "[safedist] 2 rank(s), round 0: step"
 
 
 def test_a_line_below_all_others_says_how_far_the_job_is(warm, tmp_path, ranks_gate):
-    job = on_a_terminal(warm, tmp_path / "job", [], [PYFLYTE, "run", JOB, "steps"], **ranks_gate.environment)
+    job = started(warm, tmp_path / "job", [], PYFLYTE, "run", JOB, "steps", **ranks_gate.environment)
     ranks_gate.heard(2)
 
     def last() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from base64 import b64decode
 from pathlib import Path
 
@@ -44,9 +43,8 @@ def test_an_element_keeps_the_partitions_of_its_artifact_and_uploads_no_input_ag
     mapped = map_task(functools.partial(parted, factor=10))
     command = [places.get(each, each) for each in mapped.get_command(SETTINGS)]
     element = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "ELEMENT", "ELEMENT": "1"}
-    program = str(Path(sys.executable).with_name("safedist-execute"))
-    environment = {**registered(nproc_per_node=2), **element, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'jobs'}"}
-    ended = warm.command([program, "--", *command], files, environment).wait()
+    options = {"arguments": ["--", *command], "environment": {**registered(nproc_per_node=2), **element}}
+    ended = warm.run("", files, kind="entrypoint", path=[ROOT / "tests" / "jobs", ROOT], **options)
     assert (ended.code, ended.uploaded) == (0, ["outputs.pb"]), ended.err
     output = literals_pb2.LiteralMap.FromString((files / "outputs" / "outputs.pb").read_bytes()).literals["o0"]
     assert output.scalar.primitive.integer == 70

@@ -14,9 +14,11 @@ SCRIPT = str(Path(__file__).parents[1] / "jobs" / "script_of_a_user.py")
 
 
 def on_two_ranks(warm: Warm, tmp_path: Path, *arguments: str) -> Ended:
-    options = ["--nproc-per-node", "2"]
-    command = [sys.executable, "-m", "flytekitplugins_safedist.run", *options, *arguments]
-    return warm.command(command, tmp_path / "job").wait()
+    """``python -m flytekitplugins_safedist.run``."""
+    options = ["--nproc-per-node", "2", *arguments]
+    return warm.start(
+        "flytekitplugins_safedist.run:__main__", tmp_path / "job", kind="module", arguments=options
+    ).wait()
 
 
 @pytest.mark.parametrize("ends", ["well", "with 0", "at once with 0"])

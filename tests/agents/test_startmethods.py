@@ -11,11 +11,8 @@ import pytest
 
 from tests.harness.procs import ROOT, uploaded_error
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-
 
 def test_preload_and_spawn_give_the_same_results(warm, tmp_path):
-    (tmp_path / "here").mkdir()
     values = []
     for method in ("preloaded", "spawned"):
         ended = warm.run(f"job_alike:same_{method}", tmp_path / method, inputs={"x": [0.5, 1.5]})
@@ -91,18 +88,16 @@ def train(config: Config) -> int:
 @pytest.mark.parametrize(
     ("call", "ends"),
     [
-        ("if __name__ == '__main__':\n    print('found', train(config=Config(Model(Kind.B))))\n", []),
-        ("print('found', train(config=Config(Model(Kind.B))))\nraise SystemExit(3)\n", [3]),
+        ("if __name__ == '__main__':\n    print('found', train(config=Config(Model(Kind.B))))\n", 0),
+        ("print('found', train(config=Config(Model(Kind.B))))\nraise SystemExit(3)\n", 3),
     ],
     ids=["below its guard", "anywhere"],
 )
-def test_a_script_is_run_by_each_rank_up_to_the_call_of_its_task(tmp_path, call, ends):
+def test_a_script_is_run_by_each_rank_up_to_the_call_of_its_task(warm, tmp_path, call, ends):
     (tmp_path / "script.py").write_text(SCRIPT + call)
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
-    assert [done.returncode] == (ends or [0]), done.stderr
-    assert "found 3" in done.stdout
+    ended = warm.run(f"{tmp_path}/script.py:__main__", tmp_path / "job", kind="main", cwd=tmp_path)
+    assert ended.code == ends, ended.err
+    assert "found 3" in ended.out
     assert sorted((tmp_path / "imported").read_text().split()) == ["__main__", "__mp_main__", "__mp_main__"]
 
 
@@ -130,14 +125,9 @@ if __name__ == "__main__":
 def test_ranks_have_the_interpreters_own_options(tmp_path):
     (tmp_path / "script.py").write_text(FLAGS)
     options = ["-b", "-W", "ignore::FutureWarning"]  # not -O, for which all of torch would be compiled anew
-    done = subprocess.run(
-        [sys.executable, *options, "script.py"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *options, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "True\n" in done.stdout, done.stdout + done.stderr
 
 
@@ -151,15 +141,13 @@ print("found", train(config=Config(Model(Kind.B))))
 """
 
 
-def test_without_a_file_all_classes_of_main_travel_by_value(tmp_path):
+def test_without_a_file_all_classes_of_main_travel_by_value(warm, tmp_path):
     """As in a notebook: what the function names, and what its types name in turn."""
     (tmp_path / "cells.py").write_text(SCRIPT)
     (tmp_path / "notebook.py").write_text(BY_VALUE)
-    done = subprocess.run(
-        [sys.executable, "notebook.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "found 3" in done.stdout
+    ended = warm.run(f"{tmp_path}/notebook.py:__main__", tmp_path / "job", kind="main", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "found 3" in ended.out
     assert (tmp_path / "imported").read_text().split() == ["__main__"]
 
 
@@ -191,14 +179,11 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_that_a_rank_spawns_find_what_a_module_defines_that_is_run_as_a_script(tmp_path):
+def test_processes_that_a_rank_spawns_find_what_a_module_defines_that_is_run_as_a_script(warm, tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").touch()
     # What only the module finds: a spawned process that took it for a file would not.
     (tmp_path / "package/tool.py").write_text(f"from . import __name__ as here\n{SPAWNING}")
-    command = ["-m", "package.tool"]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "found 14" in done.stdout
+    ended = warm.run("package.tool:__main__", tmp_path / "job", kind="module", cwd=tmp_path, path=[tmp_path])
+    assert ended.code == 0, ended.err
+    assert "found 14" in ended.out

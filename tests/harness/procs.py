@@ -112,15 +112,17 @@ class Running:
     def _line(self) -> dict[str, Any]:
         while b"\n" not in self._buffer:
             readable, _, _ = select.select([self._report], [], [], DEADLINE)
-            assert readable, f"nothing for {DEADLINE:g} s from a case:\n{self._so_far()}"
+            assert readable, f"nothing for {DEADLINE:g} s from a case:\n{self.shown}"
             data = os.read(self._report, 1 << 16)
-            assert data, f"the supervisor of a case is gone:\n{self._so_far()}"
+            assert data, f"the supervisor of a case is gone:\n{self.shown}"
             self._buffer += data
         line, self._buffer = self._buffer.split(b"\n", 1)
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def _so_far(self) -> str:
+    @property
+    def shown(self) -> str:
+        """What it has written so far."""
         return "\n".join((self.files / name).read_text(errors="replace") for name in ("out", "err"))
 
 
@@ -169,6 +171,7 @@ class Warm:
         cwd: Path | None = None,
         path: Sequence[Path] = (),
         registered: str = "",
+        typed: Sequence[tuple[list[str], str]] | None = None,
     ) -> Running:
         """Start a case.
 
@@ -177,17 +180,18 @@ class Warm:
             files: a new directory for what the case writes; its TMPDIR is in it.
             inputs: arguments, as JSON carries them.
             environment: further variables.
-            kind: "call"; "execute" for pyflyte-execute; "main" to run the file before the colon as a script;
-                "entrypoint" for safedist-execute, which takes its command from ``arguments``.
+            kind: "call"; "execute" for pyflyte-execute; "main" to run the file before the colon as a script, "module"
+                a module, each with ``arguments``; "entrypoint" for safedist-execute, which takes its command from them.
             libraries: have the rank server's be there already; else it imports them, as everywhere but in tests.
             arguments: further ones for pyflyte-execute.
             cwd: working directory; ``files`` where it is None.
             path: further directories of modules, before all others.
             registered: the task that registration has seen, if it was another.
+            typed: have the case on a terminal, where that is typed (:mod:`tests.harness.terminal`).
         """
-        known = [] if kind == "entrypoint" else [str(ROOT / "tests" / "jobs"), str(ROOT)]
+        known = [] if kind in ("entrypoint", "module") else [str(ROOT / "tests" / "jobs"), str(ROOT)]
         case = {"call": call, "kind": kind, "libraries": libraries, "path": [*map(str, path), *known]}
-        case |= {"arguments": list(arguments), "registered": registered or call}
+        case |= {"arguments": list(arguments), "registered": registered or call, "typed": typed}
         return self._start({**case, "cwd": str(cwd or files)}, files, dict(inputs or {}), environment or {})
 
     def run(self, call: str, files: Path, **options: Any) -> Ended:

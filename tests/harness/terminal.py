@@ -10,7 +10,9 @@ import json
 import os
 import pty
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pyte
 
@@ -25,10 +27,11 @@ def screen(file: Path) -> list[str]:
     return [line.rstrip() for line in seen.display if line.strip()]
 
 
-def main(typed: list[tuple[list[str], str]], command: list[str]) -> int:
+def on_a_terminal(typed: list[tuple[list[str], str]], become: Callable[[], NoReturn]) -> int:
+    """The exit status of what a forked process becomes on a terminal, where that is typed."""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execvp(command[0], command)
+        become()
     seen = b""
     while True:
         try:
@@ -45,4 +48,4 @@ def main(typed: list[tuple[list[str], str]], command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))
+    sys.exit(on_a_terminal(json.loads(sys.argv[1]), lambda: os.execvp(sys.argv[2], sys.argv[2:])))

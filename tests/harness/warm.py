@@ -35,6 +35,7 @@ from flytekitplugins_safedist.rank_server.launch import Launched
 from flytekitplugins_safedist.rank_server.libraries import Libraries
 from flytekitplugins_safedist.rank_server.server import ForkServer
 from tests.harness import hugepages, in_agent
+from tests.harness.terminal import on_a_terminal
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LEFT_OVER_AFTER_SECONDS = 120.0
@@ -140,13 +141,20 @@ def _end_descendants() -> list[str]:
 
 
 def _be_the_case(case: dict[str, Any]) -> NoReturn:
+    os.setpgid(0, 0)
+    for name, number in (("out", 1), ("err", 2)):
+        file = os.open(case[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    if case.get("typed") is not None:
+        os._exit(on_a_terminal(case["typed"], lambda: _run_the_case(case)))
+    _run_the_case(case)
+
+
+def _run_the_case(case: dict[str, Any]) -> NoReturn:
     code = 1
     try:
-        os.setpgid(0, 0)
-        for name, number in (("out", 1), ("err", 2)):
-            file = os.open(case[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(file, number)
-            os.close(file)
+        sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]
         os.chdir(case["cwd"])
         os.environ.clear()
         os.environ.update(case["environment"])
@@ -184,8 +192,12 @@ def _call(case: dict[str, Any]) -> int:
     if launched is not None:
         launch, ready = standby.launch, [launched]
         standby.launch = lambda environment: ready.pop() if ready else launch(environment)
-    if case["kind"] == "main":
-        runpy.run_path(module, run_name=name)
+    if case["kind"] in ("main", "module"):
+        sys.argv[1:] = case["arguments"]
+        if case["kind"] == "main":
+            runpy.run_path(module, run_name=name)
+        else:
+            runpy.run_module(module, run_name=name, alter_sys=True)
         return 0
     function = getattr(importlib.import_module(module), name)
     try:
