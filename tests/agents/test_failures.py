@@ -16,9 +16,9 @@ import pytest
 from flyteidl.core import errors_pb2
 
 import flytekitplugins_safedist
-from flytekitplugins_safedist.errors import LaunchError, RankFailedError, RankKilledError
+from flytekitplugins_safedist.errors import LaunchError
 from tests.harness.job import Job
-from tests.harness.procs import ROOT, TERM, Ended, Gate, Running, Warm, alive, until, uploaded_output
+from tests.harness.procs import ROOT, TERM, Ended, Gate, Running, Warm, alive, until, uploaded_error, uploaded_output
 
 
 def failed(warm: Warm, files: Path, how: str, task: str = "one_fails", **options: object) -> Ended:
@@ -30,20 +30,18 @@ LINE_OF_A_SIGNAL = 1 + (ROOT / "tests" / "jobs" / "job_failing.py").read_text().
 ].count("\n")
 
 
-def error_document(ended: Ended) -> errors_pb2.ErrorDocument:
-    document = errors_pb2.ErrorDocument()
-    document.ParseFromString((ended.files / "outputs" / "error.pb").read_bytes())
-    return document
-
-
 @pytest.mark.parametrize(
     ("how", "begins", "ends"),
-    [("long", "ValueError: 語語", "is the reason"), ("surrogate", "FileNotFoundError: no caf\\udce9.txt", "")],
+    [
+        ("long", "ValueError: 語語", "is the reason"),
+        ("surrogate", "FileNotFoundError: no caf\\udce9.txt", ""),
+        ("sys.exit", "SystemExit: the task function called sys.exit(7) instead of returning a value", ""),
+    ],
 )
-def test_the_users_error_is_uploaded_whatever_its_length_and_letters(warm, tmp_path, how, begins, ends):
+def test_the_users_error_is_uploaded_whatever_its_class_length_and_letters(warm, tmp_path, how, begins, ends):
     ended = failed(warm, tmp_path / "job", how, kind="execute")
     assert ended.uploaded == ["error.pb"]
-    error = error_document(ended).error
+    error = uploaded_error(ended)
     assert f"raised {begins}" in error.message
     assert ends in error.message
     for text in (ended.out, error.message):
@@ -51,54 +49,42 @@ def test_the_users_error_is_uploaded_whatever_its_length_and_letters(warm, tmp_p
     assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
 
 
-def test_an_exception_becomes_one_error_with_rank_type_message_traceback_and_last_lines(warm, tmp_path):
-    error = failed(warm, tmp_path / "job", "raise").error
-    assert isinstance(error, RankFailedError)
-    text = str(error)
-    assert "rank 1 (local_rank 1) on node 0" in text
-    assert "raised ValueError: no learning rate" in text
-    assert "KeyError: 'learning_rate'" in text  # the cause, too
-    assert "direct cause" in text
-    assert "job_failing.py" in text
-    assert 'raise ValueError("no learning rate") from error' in text
-    assert "    line 3\n    line 4\n    the last thing it said" in text
-    assert "line 2\n" not in text, "three lines were asked for"
-    assert text.count("raised ValueError") == 1
-    assert "rank 0" not in text
-    assert "rank.py" not in text, "frames of this package say nothing to the user"
-
-
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("SIGKILL", "was killed by SIGKILL: most often the kernel's out-of-memory killer"),
-        ("SIGSEGV", f"was killed by SIGSEGV at job_failing.py:{LINE_OF_A_SIGNAL} in fail: invalid memory access in"),
-        ("os._exit", "ended with exit code 3 and no result"),
-        ("sys.exit", "raised SystemExit: the task function called sys.exit(7) instead of returning a value"),
+        pytest.param(
+            *("SIGKILL", "was killed by SIGKILL: most often the kernel's out-of-memory killer"),
+            marks=pytest.mark.end("killed", "SYSTEM:SIGKILL"),
+        ),
+        pytest.param(
+            *("SIGSEGV", f"was killed by SIGSEGV at job_failing.py:{LINE_OF_A_SIGNAL} in fail: invalid memory access"),
+            marks=pytest.mark.end("crashed", "USER:SIGSEGV"),
+        ),
+        pytest.param(
+            *("os._exit", "ended with exit code 3 and no result"), marks=pytest.mark.end("left", "USER:Exit3")
+        ),
     ],
 )
-def test_a_rank_that_vanishes_is_reported_with_how_and_why(warm, tmp_path, how, said):
-    ended = failed(warm, tmp_path / "job", how)
-    assert f"rank 1 (local_rank 1) on node 0 ({os.uname().nodename}) {said}" in str(ended.error)
+def test_a_rank_that_vanishes_is_reported_with_how_and_why(warm, tmp_path, how, said, as_promised):
+    ended = failed(warm, tmp_path / "job", how, kind="execute")
+    as_promised(ended)
+    text = uploaded_error(ended).message
+    assert f"rank 1 (local_rank 1) on node 0 ({os.uname().nodename}) {said}" in text
     assert "[rank 1] the last thing it said" in ended.out
     # A crash in native code leaves Python's stack as the last words; there, three lines were not enough for more.
-    assert ("the last thing it said" if how != "SIGSEGV" else "Extension modules") in str(ended.error)
-    assert isinstance(ended.error, RankKilledError if how == "SIGKILL" else RankFailedError)
+    assert ("the last thing it said" if how != "SIGSEGV" else "Extension modules") in text
     # Real ranks with torch imported: hundreds of MiB, kept by the kernel also for the one that is gone.
     high_water = r"Memory high-water of each rank of this node: rank 0 \d\d\d\.\d MiB, rank 1 \d\d\d\.\d MiB"
-    assert bool(re.search(high_water, str(ended.error))) == (how == "SIGKILL")
+    assert bool(re.search(high_water, text)) == (how == "SIGKILL")
 
 
 @pytest.mark.parametrize(
     ("how", "kind"),
-    [
-        *(("raise", "ValueError"), ("alone", "ValueError"), ("EIO", "OSError"), ("own class", "StepFailedError")),
-        *(("recoverable", "FlyteRecoverableException"), ("SIGKILL", "")),
-    ],
+    [("alone", "ValueError"), ("EIO", "OSError"), ("own class", "StepFailedError"), ("SIGKILL", "RankKilledError")],
 )
 def test_a_call_in_this_process_raises_what_a_rank_has_raised(warm, tmp_path, how, kind):
     caught = failed(warm, tmp_path / "job", how, task="is_called").value
-    assert caught["as"] == (kind or "RankKilledError")
+    assert caught["as"] == kind
     assert caught["is ours"]
     assert caught["errno"] == (errno.EIO if how == "EIO" else None)
     assert caught["text"].startswith(f"task job_failing.{'the_one_fails' if how == 'alone' else 'one_fails'}: rank ")
@@ -109,7 +95,7 @@ def test_a_call_in_this_process_raises_what_a_rank_has_raised(warm, tmp_path, ho
 def test_a_rank_that_returned_early_is_named_where_the_others_only_lost_it(warm, tmp_path, as_promised):
     ended = warm.run("job_failing:one_returns_early", tmp_path / "job", kind="execute")
     as_promised(ended)
-    error = error_document(ended).error
+    error = uploaded_error(ended)
     assert "The first of them is: rank 0 (local_rank 0) on node 0" in error.message.splitlines()[0]
 
 
@@ -117,7 +103,7 @@ def test_a_rank_that_returned_early_is_named_where_the_others_only_lost_it(warm,
 def test_a_collective_that_a_rank_skips_is_said_to_be_that_with_where_the_rank_was(warm, tmp_path, as_promised):
     ended = warm.run("job_failing:one_skips_a_collective", tmp_path / "job", kind="execute")
     as_promised(ended)
-    error = error_document(ended).error
+    error = uploaded_error(ended)
     assert "a collective timed out: most likely ranks called different collectives" in error.message.splitlines()[0]
     assert "rank 0 (local_rank 0) on node 0" in error.message.splitlines()[0]
     [where] = re.findall(r"Where rank (\d) was then:\n(.*)", error.message)
@@ -132,7 +118,7 @@ def test_the_node_of_a_rank_that_skips_a_collective_has_in_its_log_where_that_wa
         nproc_per_node = 1
 
     waited, skipped = Failing(warm, tmp_path / "job", "one_node_skips_a_collective", "").run()
-    error = error_document(waited).error
+    error = uploaded_error(waited)
     assert error.code == "USER:CollectiveTimeout"
     assert "rank 0 (local_rank 0) on node 0" in error.message.splitlines()[0]
     assert re.search(r"\[rank 1\] .* in evaluates_alone", skipped.out)
@@ -141,7 +127,7 @@ def test_the_node_of_a_rank_that_skips_a_collective_has_in_its_log_where_that_wa
 def test_the_same_failure_of_the_same_rank_at_the_same_step_is_not_restarted_a_second_time(warm, tmp_path):
     place = {"TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
     ended = warm.run("job_checkpoints:fails_in_one_place", tmp_path / "job", kind="execute", environment=place)
-    message = error_document(ended).error.message
+    message = uploaded_error(ended).message
     assert "raised ValueError: no such label" in message.splitlines()[0]
     assert "Not restarted in place: rank 1 with ValueError at step 5 has failed before" in message
     assert "This was round 1" in message, "the first restart could have helped"
@@ -154,7 +140,7 @@ def test_restarts_that_bring_no_progress_end_the_job_and_name_the_node_of_all_fa
 
     variables = {"TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
     ended, _ = Standing(warm, tmp_path / "job", "comes_no_further", "", variables).run()
-    message = error_document(ended).error.message
+    message = uploaded_error(ended).message
     assert "raised IndexError: no such label" in message.splitlines()[0]
     assert "Not restarted in place: 3 rounds in a row have failed at or before step 5: restarts bring no" in message
     assert "Every failure so far was on node 1 (host " in message
@@ -165,8 +151,6 @@ def test_restarts_that_bring_no_progress_end_the_job_and_name_the_node_of_all_fa
     "how",
     [
         pytest.param("recoverable", marks=pytest.mark.end("recoverable", "USER:FlyteRecoverableException")),
-        pytest.param("SIGSEGV", marks=pytest.mark.end("crashed", "USER:SIGSEGV")),
-        pytest.param("os._exit", marks=pytest.mark.end("left", "USER:Exit3")),
         pytest.param("SIGABRT", marks=pytest.mark.end("aborted", "USER:SIGABRT")),
         pytest.param("import", marks=pytest.mark.end("comes again", "USER:ModuleNotFoundError")),
         pytest.param("syntax", marks=pytest.mark.end("comes again", "USER:SyntaxError")),
@@ -178,41 +162,30 @@ def test_pyflyte_execute_uploads_the_users_one_error_as_the_readme_says(warm, tm
 
 
 @pytest.mark.end("own", "USER:ValueError")
-def test_the_uploaded_text_begins_with_the_cause_and_the_users_frames_and_has_no_frames_of_ours(
+def test_an_exception_is_one_error_with_its_cause_the_users_frames_alone_and_the_last_lines(
     warm, tmp_path, as_promised
 ):
     ended = failed(warm, tmp_path / "job", "raise", kind="execute")
     as_promised(ended)
-    text = error_document(ended).error.message
+    text = uploaded_error(ended).message
     first, blank, second, third = text.splitlines()[:4]
     assert first == f"rank 1 (local_rank 1) on node 0 ({os.uname().nodename}) raised ValueError: no learning rate"
     assert (blank, second) == ("", "Traceback (most recent call last):")
     assert "job_failing.py" in third
+    assert "KeyError: 'learning_rate'" in text  # the cause, too
+    assert "direct cause" in text
+    assert 'raise ValueError("no learning rate") from error' in text
     for package in (flytekit, flytekitplugins_safedist):
         assert os.path.join(os.path.dirname(package.__file__), "") not in text
+    assert "    line 3\n    line 4\n    the last thing it said" in text
+    assert "line 2\n" not in text, "three lines were asked for"
     assert text.count("raised ValueError") == 1
-
-
-@pytest.mark.parametrize(
-    ("how", "kind", "code"),
-    [
-        ("recoverable subclass", errors_pb2.ContainerError.RECOVERABLE, "USER:Unlucky"),
-        ("own code", errors_pb2.ContainerError.NON_RECOVERABLE, "DATA:Unreadable"),
-    ],
-)
-def test_pyflyte_execute_uploads_one_error_of_the_right_kind_and_code_and_exits_0(warm, tmp_path, how, kind, code):
-    ended = failed(warm, tmp_path / "job", how, kind="execute")
-    assert ended.code == 0, ended.err
-    assert ended.uploaded == ["error.pb"]
-    document = error_document(ended)
-    assert (document.error.kind, document.error.code) == (kind, code)
-    assert document.error.message.startswith("rank 1 (local_rank 1) on node 0")
+    assert "rank 0" not in text
 
 
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param("SIGKILL", marks=pytest.mark.end("killed", "SYSTEM:SIGKILL")),
         pytest.param("SIGTERM", marks=pytest.mark.end("killed", "SYSTEM:SIGTERM")),
         pytest.param("system", marks=pytest.mark.end("storage", "SYSTEM:Storage")),
         pytest.param("ECC", marks=pytest.mark.end("GPU hardware", "SYSTEM:GpuHardware", imitated=True)),
@@ -221,7 +194,7 @@ def test_pyflyte_execute_uploads_one_error_of_the_right_kind_and_code_and_exits_
 def test_pyflyte_execute_uploads_the_platforms_failure_as_such_and_exits_0(warm, tmp_path, how, as_promised):
     ended = failed(warm, tmp_path / "job", how, kind="execute")
     as_promised(ended)
-    error = error_document(ended).error
+    error = uploaded_error(ended)
     assert error.timestamp.seconds
     assert f"infrastructure failure, uploaded as {error.code}" in ended.err
 
@@ -346,14 +319,14 @@ def test_a_killed_rank_server_takes_its_ranks_and_all_they_have_started_with_it_
     os.kill(said[0]["server"], signal.SIGKILL)
     ended = running.wait()
     as_promised(ended)
-    assert "SIGKILL" in error_document(ended).error.message
+    assert "SIGKILL" in uploaded_error(ended).message
     assert (ended.left, ended.scratch) == ([], [])
     until(lambda: not any(alive(each[name]) for each in said for name in ("pid", "child")), "all end with the server")
 
 
 def test_a_killed_rank_is_the_cause_though_the_others_wrap_their_loss(warm, tmp_path):
     ended = failed(warm, tmp_path / "job", "", task="losses_are_wrapped", kind="execute")
-    error = error_document(ended).error
+    error = uploaded_error(ended)
     assert (error.code, error.kind) == ("SYSTEM:SIGKILL", errors_pb2.ContainerError.RECOVERABLE)
     assert error.message.startswith("rank 1 (local_rank 1) on node 0")
 
@@ -372,7 +345,7 @@ def test_a_killed_rank_is_the_cause_though_the_others_wrap_their_loss(warm, tmp_
     ],
 )
 def test_a_mistake_of_a_rank_is_no_lost_peer_and_one_node_has_no_network(warm, tmp_path, task, code, says):
-    error = error_document(failed(warm, tmp_path / "job", "", task=task, kind="execute")).error
+    error = uploaded_error(failed(warm, tmp_path / "job", "", task=task, kind="execute"))
     assert error.code == code, error.message
     assert says in error.message
     assert "between the nodes" not in error.message
@@ -384,7 +357,7 @@ def test_a_mistake_of_a_rank_is_no_lost_peer_and_one_node_has_no_network(warm, t
 def test_ranks_that_wait_for_more_than_there_are_have_not_met_and_no_collective_failed(warm, tmp_path, as_promised):
     ended = failed(warm, tmp_path / "job", "", task="expects_more_ranks", kind="execute")
     as_promised(ended)
-    message = error_document(ended).error.message
+    message = uploaded_error(ended).message
     assert re.search(r"The first to give up: rank \d \(.*\) on node 0 .* raised ", message.splitlines()[0])
     assert "call init_process_group() without world_size" in message
     assert "between the nodes" not in message

@@ -28,17 +28,6 @@ from flytekitplugins_safedist import (
 from flytekitplugins_safedist.fs import barrier
 from tests.harness.procs import say, wait_for_word
 
-
-class Unlucky(FlyteRecoverableException):
-    """A user's own recoverable error."""
-
-
-class Unreadable(ValueError):
-    """A user's error with a code of its own, as flytekit takes it."""
-
-    error_code = "DATA:Unreadable"
-
-
 QUICK = Timeouts(stop=0.5, exit=0.5)
 
 
@@ -56,10 +45,6 @@ def fail(how: str) -> None:
         raise FileNotFoundError("no caf\udce9.txt")
     if how == "recoverable":
         raise FlyteRecoverableException("try me again")
-    if how == "recoverable subclass":
-        raise Unlucky("try me again")
-    if how == "own code":
-        raise Unreadable("shard 7")
     if how == "system":
         raise FlyteUploadDataException("the bucket is away")
     if how == "EIO":
@@ -121,8 +106,7 @@ def the_one_fails() -> None:
 
 def is_called() -> dict[str, object]:
     """What the caller of a task can catch, by the class that a rank has raised."""
-    kinds = {"raise": ValueError, "alone": ValueError, "EIO": OSError, "own class": StepFailedError}
-    kinds |= {"recoverable": FlyteRecoverableException, "SIGKILL": RankKilledError}
+    kinds = {"alone": ValueError, "EIO": OSError, "own class": StepFailedError, "SIGKILL": RankKilledError}
     how = os.environ["TEST_HOW"]
     try:
         (the_one_fails if how == "alone" else one_fails)()
