@@ -10,7 +10,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
 from flyteidl.core import literals_pb2
 
 from tests.harness.job import Job, ended
@@ -47,7 +46,7 @@ class KeysJob(Job):
     module = "job_keys"
 
 
-def pod(job: Job, number: int, start_method: str) -> Running:
+def pod(job: Job, number: int) -> Running:
     """``safedist-execute`` in an interpreter of its own."""
     files = job.directory / f"node-{number}"
     command = [str(Path(sys.executable).with_name("safedist-execute")), "--", "pyflyte-execute"]
@@ -59,18 +58,16 @@ def pod(job: Job, number: int, start_method: str) -> Running:
     command += ["flytekit.core.python_auto_container.default_task_resolver", "--"]
     command += ["task-module", job.module, "task-name", job.task]
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'jobs'}"}
-    told = registered(nodes="2", nproc_per_node=2, start_method=start_method)
+    told = registered(nodes="2", nproc_per_node=2)
     return job.warm.command(command, files, {**job.variables(number), **told, **job.environment, **path})
 
 
-@pytest.mark.parametrize("start_method", ["preload", "spawn"])
-def test_a_dict_has_one_order_of_keys_in_all_ranks_of_two_nodes(warm, tmp_path, start_method):
+def test_a_dict_has_one_order_of_keys_in_all_ranks_of_two_nodes(warm, tmp_path):
     inputs(tmp_path)
-    job = KeysJob(warm, tmp_path, "keys", start_method)
-    waiting = pod(job, 1, start_method)
-    first, _ = ended(pod(job, 0, start_method), waiting)
+    job = KeysJob(warm, tmp_path, "keys")
+    waiting = pod(job, 1)
+    first, _ = ended(pod(job, 0), waiting)
     assert first.uploaded == ["outputs.pb"], first.err
-    assert f"start_method {start_method}" in first.err
     orders = json.loads(uploaded_output(first))
     assert orders == [orders[0]] * 4
     assert orders[0][0] == [[key, None] for key in sorted(KEYS)], "by name: the caller's own order is not sent"

@@ -11,8 +11,9 @@ from tests.checkpoint import property_ranks
 from tests.checkpoint.property_ranks import Way, drawn
 from tests.fs.ranks import meeting_point, processes, rank_env, size
 
-SEED = int(os.environ.get("SAFEDIST_TEST_SEED", "7"))
-CASES = size(24, 200)
+SEED = int(os.environ.get("SAFEDIST_TEST_SEED", "305"))
+"""Of this one, the first few have nearly every kind, optimizer and number of ranks."""
+CASES = size(12, 200)
 
 
 def run(work, directory, cases, way):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +35,7 @@ def in_every_rank(*values: Any) -> str:
     return json.dumps(orders)
 
 
-START = os.environ.get("TEST_HOW", "preload")
-
-
-@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS, start_method=START))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
 def keys(
     typed: dict[str, int], nested: dict[str, list[dict[str, int]]], untyped: dict, shapes: Shapes, large: dict[str, int]
 ) -> str:

@@ -103,26 +103,22 @@ def test_nothing_that_flytectl_would_have_to_fill_in_is_left_anywhere(package: P
         assert "{{ registration" not in text
 
 
-@pytest.mark.parametrize("store", ["file", "s3"])
 def test_eight_ranks_run_with_the_plain_tar_that_flytectl_uploads_as_tar_gz(
-    store: str, package: Path, s3: S3, tmp_path: Path
+    package: Path, s3: S3, tmp_path: Path
 ) -> None:
-    prefix = str(tmp_path) if store == "file" else f"s3://{BUCKET}"
+    prefix = f"s3://{BUCKET}"
     registered = register(package, prefix)
     assert registered.archive_name.endswith(".tar.gz")
     assert registered.archive[:2] != b"\x1f\x8b"
     inputs = LiteralMap()
     inputs.literals["steps"].scalar.primitive.integer = 3
-    for name, content in {registered.archive_name: registered.archive, "inputs.pb": inputs.SerializeToString()}.items():
-        (tmp_path / name).write_bytes(content)
-        s3.put(name, content)
+    s3.put(registered.archive_name, registered.archive)
+    s3.put("inputs.pb", inputs.SerializeToString())
 
     done = run(registered, prefix, tmp_path, s3.environment)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    outputs = LiteralMap.FromString(
-        s3.get("out/outputs.pb") if store == "s3" else (tmp_path / "out/outputs.pb").read_bytes()
-    )
+    outputs = LiteralMap.FromString(s3.get("out/outputs.pb"))
     assert outputs.literals["o0"].scalar.primitive.string_value == "the archive 36 3"
     assert (tmp_path / "home/acme/train.py").is_file()
 

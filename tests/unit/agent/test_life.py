@@ -81,6 +81,19 @@ def test_starts_are_counted_and_an_orderly_end_is_told_with_its_status(tmp_path,
     assert "UTC with exit status 137" in caplog.text
 
 
+@pytest.mark.parametrize("other", ["pod", "attempt"])
+def test_a_sign_of_another_pod_or_attempt_tells_nothing(tmp_path, other):
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    roots = [shown(tmp_path / uid, KUBELETS.replace(UID, uid)) for uid in (UID, UID.replace("5", "6"))]
+    life.begin(of_pod(volume), roots[0])
+    life.end(137)
+    again = {**of_pod(volume), NAMES["attempt"]: "1" if other == "attempt" else "0"}
+    life.begin(again, roots[other == "pod"])
+    life.end(0)
+    assert life.BEFORE.value is None
+
+
 def test_memory_that_was_not_full_is_told_and_blamed_for_nothing():
     text = str(Life("f-0", 0, 0.0, Memory(400 << 20, 800 << 20)))
     assert text == (
