@@ -1,4 +1,4 @@
-"""What the logs of a job's nodes say when all is well, and what they end with: a success must not look like a failure.
+"""What the logs of a job's nodes say when all is well: a success must not look like a failure.
 
 Real commands from end to end, over a real S3 client and server (moto's): what libraries write when their process ends
 shows only there.
@@ -7,7 +7,6 @@ shows only there.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -21,7 +20,7 @@ JOBS = Path(__file__).parents[1] / "jobs"
 COMMAND = [sys.executable, "-c", "from flytekitplugins_safedist.pod.start import main; main()"]
 
 
-def run(warm: Warm, s3: S3, directory: Path, how: str) -> list[Ended]:
+def run(warm: Warm, s3: S3, directory: Path) -> list[Ended]:
     """Both nodes of a job, each from its command line to its exit: code, inputs and outputs in the store."""
     reserved = ReservedPort()
     port = str(reserved.port)
@@ -42,7 +41,6 @@ def run(warm: Warm, s3: S3, directory: Path, how: str) -> list[Ended]:
             **registered(nodes="2"),
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(node)},
             **{"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port, "PET_NNODES": "2", "PET_NODE_RANK": str(node)},
-            "TEST_HOW": how,
         }
         started.append(warm.command([*COMMAND, *arguments], directory / f"node-{node}", environment))
     ended = [one.wait() for one in reversed(started)]
@@ -64,18 +62,10 @@ def levels(ended: Ended) -> list[str]:
 
 
 def test_after_success_no_node_logs_a_warning_and_its_last_line_is_the_summary(warm, tmp_path, s3):
-    nodes = run(warm, s3, tmp_path, "nothing")
+    nodes = run(warm, s3, tmp_path)
     assert [node.code for node in nodes] == [0, 0], nodes
     assert [levels(node) for node in nodes] == [[], []]
     for number, node in enumerate(nodes):
         last = node.err.splitlines()[-1]
         assert last.startswith("[safedist] end: succeeded after 1 round(s)"), node.err
         assert last.endswith(f"node {number}")
-
-
-def test_after_a_failure_every_nodes_last_line_is_its_cause(warm, tmp_path, s3):
-    nodes = run(warm, s3, tmp_path, "raise")
-    assert [node.code for node in nodes] == [0, 0], nodes
-    cause = r"rank 1 \(local_rank 0\) on node 1 \(.*\) raised ValueError: no learning rate"
-    for node in nodes:
-        assert re.fullmatch(rf"\[safedist\] the job failed: {cause}", node.err.splitlines()[-1]), node.err

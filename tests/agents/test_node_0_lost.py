@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.test_nodes import BACKENDS
 from tests.harness.job import Job
 from tests.harness.procs import KILL, TERM, Ended, Gate, Running, until, uploaded_error, uploaded_output
 
 STOP = signal.SIGSTOP
-POINTS = ["ranks start", "in the function", "function returns"]
 
 
 class OnePrefix(Job):
@@ -72,8 +70,10 @@ def goes_on(job: OnePrefix, *pods: Running) -> list[Ended]:
 
 
 @pytest.mark.end("node 0's pod is killed, evicted, preempted")
-@pytest.mark.parametrize("how", [KILL, TERM, STOP])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "how"),
+    [("ranks start", KILL), ("in the function", KILL), ("function returns", STOP)],
+)
 def test_node_0_is_lost_while(warm, tmp_path, ranks_gate: Gate, point, how):
     job = OnePrefix(warm, tmp_path, "torch_points", point, ranks_gate.environment)
     lost, other = job.start(0), job.start(1)
@@ -97,9 +97,9 @@ def test_node_0_is_lost_before_the_others_come(warm, tmp_path):
     goes_on(job, job.start(0), other)
 
 
-@pytest.mark.parametrize("task", BACKENDS)
-def test_node_0_is_lost_twice_in_a_row(warm, tmp_path, task, ranks_gate: Gate):
-    job = OnePrefix(warm, tmp_path, task, "gate", ranks_gate.environment)
+@pytest.mark.horovod
+def test_node_0_is_lost_twice_in_a_row(warm, tmp_path, ranks_gate: Gate):
+    job = OnePrefix(warm, tmp_path, "horovod", "gate", ranks_gate.environment)
     lost, other = job.start(0), job.start(1)
     for _ in range(2):
         ranks_gate.heard(4)
@@ -157,7 +157,7 @@ def test_node_0_wakes_from_a_pause_that_lasted_longer_than_the_heartbeat(warm, t
     goes_on(job, paused, other)
 
 
-WHO = [pytest.param("horovod", 0, marks=pytest.mark.horovod), ("torch", 0), ("torch", 1)]
+WHO = [pytest.param("horovod", 0, marks=pytest.mark.horovod), ("torch", 1)]
 
 
 @pytest.mark.end("no new node 0 comes within `Timeouts.rendezvous`")

@@ -15,7 +15,6 @@ from tests.harness.procs import TERM, Ended, Gate, Running, until, uploaded_outp
 SAVED, LAST = 1, 3
 """Of the first round, as in job_phases: the step that is saved as usual, and the last one that is done."""
 AGREED = "a node was told to stop: all ranks save at step "
-LONG = ["compiles", "holds the interpreter"]
 
 
 @pytest.fixture(scope="session")
@@ -52,16 +51,14 @@ class InPhase(Job):
         return gone
 
 
-@pytest.mark.parametrize("phase", LONG)
-def test_before_the_first_step_there_is_nothing_to_save_and_the_pod_leaves_at_once(warm, tmp_path, ranks_gate, phase):
-    job = InPhase(warm, tmp_path, "before_the_first_step", phase, ranks_gate)
+def test_before_the_first_step_there_is_nothing_to_save_and_the_pod_leaves_at_once(warm, tmp_path, ranks_gate):
+    job = InPhase(warm, tmp_path, "before_the_first_step", "compiles", ranks_gate)
     gone = job.goes_on_with(0)
     assert "a node was told to stop" not in gone.err, "its ranks were not asked for anything"
 
 
-@pytest.mark.parametrize("phase", LONG)
-def test_what_takes_longer_than_the_pod_may_wait_costs_the_steps_since_the_last_save(warm, tmp_path, ranks_gate, phase):
-    job = InPhase(warm, tmp_path, "impatient", phase, ranks_gate)
+def test_what_takes_longer_than_the_pod_may_wait_costs_the_steps_since_the_last_save(warm, tmp_path, ranks_gate):
+    job = InPhase(warm, tmp_path, "impatient", "holds the interpreter", ranks_gate)
     job.goes_on_with(SAVED + 1)
 
 

@@ -17,11 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist import envvars
-from flytekitplugins_safedist.errors import MissingDependencyError
+from flytekitplugins_safedist.errors import MissingDependencyError, TopologyError
 from flytekitplugins_safedist.fs.identity import Identity
 from flytekitplugins_safedist.rank import backends
 from flytekitplugins_safedist.rank.backends.horovod import HorovodBackend
-from flytekitplugins_safedist.rank.backends.torch import FLOOR, TorchBackend, refuse_before_floor
+from flytekitplugins_safedist.rank.backends.torch import (
+    FLOOR,
+    TorchBackend,
+    refuse_another_place,
+    refuse_before_floor,
+)
 
 
 def told(
@@ -272,6 +277,22 @@ def test_a_torch_that_nothing_is_tried_with_is_refused(version: str) -> None:
 @pytest.mark.parametrize("version", ["2.5.0+cu124", "2.15.0+cu132", "3.0.0a0+git1"])
 def test_a_torch_from_the_floor_on_is_taken(version: str) -> None:
     refuse_before_floor(version)
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ((3, 8), "this job has 4 ranks"),
+        ((0, 4), "rank 0 has the store on node 0, and this is node 1"),
+        ((3, 2), "ranks count from 0 to 1"),
+    ],
+)
+def test_a_place_that_no_group_has_is_refused_and_another_ranks_is_not(place: tuple[int, int], why: str) -> None:
+    rank_3 = {envvars.RANK: "3", envvars.WORLD_SIZE: "4", envvars.GROUP_RANK: "1"}
+    with pytest.raises(TopologyError, match=f"for ranks that will never be there: {why}"):
+        refuse_another_place(rank_3, *place, is_alone=True)
+    refuse_another_place(rank_3, 1, 4, is_alone=True)
+    refuse_another_place(rank_3, 3, 8, is_alone=False)
 
 
 def test_the_floor_is_the_one_that_the_extras_ask_for() -> None:
