@@ -18,12 +18,8 @@ ROWS = {
 NOBODY, FLYTE = "none: the task fails", "Flyte"
 MISTAKES = {
     "resume_from that is not there": ("USER:CheckpointError", NOBODY, "nothing was saved where to resume from"),
-    "a state that cannot be saved": ("USER:CheckpointError", NOBODY, "generator"),
     "a directory on a file": ("USER:PathBlockedError", NOBODY, "a file is in the way"),
-    "a wrong argument": ("USER:ConfigError", NOBODY, "every=-5"),
     "a checkpoint's store that is down": ("SYSTEM:Storage", FLYTE, "it broke"),
-    "a checkpoint's store that refuses": ("USER:CheckpointError", NOBODY, "it broke"),
-    "a download's source that is down": ("SYSTEM:Storage", FLYTE, "it broke"),
     "a download's source that is not there": ("USER:DownloadError", NOBODY, "it broke"),
 }
 

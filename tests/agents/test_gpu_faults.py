@@ -91,12 +91,11 @@ def test_whose_gpu_has_failed_is_no_echo(warm, tmp_path: Path, environment) -> N
     assert f"GPU 1 ({UUID}): rank 0 (" in error.message, "the first of those that CUDA shows it"
 
 
-@pytest.mark.parametrize("xid", [94, 13])
-def test_ranks_start_again_where_that_may_help(warm, tmp_path: Path, environment, xid: int) -> None:
-    environment = {"TEST_HOW": f"xid {xid}", **environment}
+def test_ranks_start_again_where_that_may_help(warm, tmp_path: Path, environment) -> None:
+    environment = {"TEST_HOW": "xid 94", **environment}
     ended = warm.run("job_gpus:one_fails_at_first", tmp_path / "job", environment=environment)
     assert ended.value == 1
-    assert f"rank 1 failed (Xid {xid}: " in ended.err
+    assert "rank 1 failed (Xid 94: " in ended.err
 
 
 def test_ranks_are_not_started_again_on_a_gpu_that_needs_a_reset(warm, tmp_path: Path, environment) -> None:

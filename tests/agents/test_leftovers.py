@@ -20,11 +20,7 @@ from flytekitplugins_safedist.errors import JobInterruptedError, RankFailedError
 from tests.harness.procs import Ended, Gate, Running, Warm, gate, uploaded_error
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-STARTED = [
-    "waits",
-    "waits_spawned",
-    pytest.param("waits_horovod", marks=pytest.mark.horovod),
-]
+HOROVOD = pytest.param("waits_horovod", marks=pytest.mark.horovod)
 
 
 def start(warm: Warm, files: Path, gate: Gate, task: str, **options: Any) -> tuple[Running, list[dict[str, Any]]]:
@@ -59,7 +55,7 @@ def assert_nothing_left(ended: Ended, sockets: set[int]) -> None:
     assert ended.scratch == []
 
 
-@pytest.mark.parametrize("task", STARTED)
+@pytest.mark.parametrize("task", ["waits", HOROVOD])
 def test_after_success_nothing_is_left(warm, tmp_path, ranks_gate, task):
     running, _ = start(warm, tmp_path / "job", ranks_gate, task)
     sockets = listening(running.pid)
@@ -70,7 +66,7 @@ def test_after_success_nothing_is_left(warm, tmp_path, ranks_gate, task):
     assert_nothing_left(ended, sockets)
 
 
-@pytest.mark.parametrize("task", STARTED)
+@pytest.mark.parametrize("task", ["waits_spawned", HOROVOD])
 def test_after_a_failure_nothing_is_left(warm, tmp_path, ranks_gate, task):
     running, _ = start(warm, tmp_path / "job", ranks_gate, task, environment={"TEST_HOW": "raise"})
     sockets = listening(running.pid)
@@ -81,7 +77,7 @@ def test_after_a_failure_nothing_is_left(warm, tmp_path, ranks_gate, task):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-@pytest.mark.parametrize("task", STARTED)
+@pytest.mark.parametrize("task", ["waits", HOROVOD])
 def test_after_a_signal_to_stop_nothing_is_left(warm, tmp_path, ranks_gate, task, number):
     running, _ = start(warm, tmp_path / "job", ranks_gate, task)
     sockets = listening(running.pid)
@@ -96,7 +92,7 @@ def test_after_a_signal_to_stop_nothing_is_left(warm, tmp_path, ranks_gate, task
     assert_nothing_left(ended, sockets)
 
 
-@pytest.mark.parametrize("task", STARTED)
+@pytest.mark.parametrize("task", ["waits_spawned", HOROVOD])
 def test_after_sigkill_of_the_agent_nothing_is_left(warm, tmp_path, ranks_gate, task):
     running, _ = start(warm, tmp_path / "job", ranks_gate, task)
     sockets = listening(running.pid)
@@ -118,8 +114,11 @@ def test_sigterm_in_a_pod_that_nobody_replaces_uploads_that_it_was_stopped_and_e
     assert_nothing_left(ended, set())
 
 
-@pytest.mark.parametrize("task", ["waits_with_a_child", "waits_with_a_child_spawned"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("task", "number"),
+    [("waits_with_a_child", signal.SIGKILL), ("waits_with_a_child_spawned", signal.SIGTERM)],
+    ids=["SIGKILL", "SIGTERM, spawned"],
+)
 def test_a_frozen_rank_server_keeps_nothing_alive_nor_the_agent_from_its_verdict(
     warm, tmp_path, ranks_gate, number, task
 ):
@@ -160,12 +159,7 @@ def test_an_agent_that_ends_while_the_rank_server_imports_leaves_nothing(warm, t
 
 @pytest.mark.parametrize(
     ("task", "how", "kept"),
-    [
-        ("keeps_on_failure", "", False),
-        ("keeps_on_failure", "raise", True),
-        ("keeps_always", "", True),
-        ("keeps_always", "raise", True),
-    ],
+    [("keeps_on_failure", "", False), ("keeps_on_failure", "raise", True), ("keeps_always", "", True)],
 )
 def test_scratch_is_kept_as_the_config_says(warm, tmp_path, ranks_gate, task, how, kept):
     running, said = start(warm, tmp_path / "job", ranks_gate, task, environment={"TEST_HOW": how})

@@ -10,8 +10,6 @@ import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
-
 from tests.harness import chrome_trace
 from tests.harness.job import Job
 from tests.harness.moto_s3 import BUCKET
@@ -71,17 +69,15 @@ def left(ended: Ended) -> tuple[str, dict[str, object]]:
     return html, trace
 
 
-@pytest.mark.parametrize(("late", "where", "slowly"), [(0, "forward", 1), (2, "load", 6)])
-def test_the_page_names_the_rank_and_the_stage_that_the_others_waited_for(warm, tmp_path, late, where, slowly):
-    """By 50 ms; where it is six times that, nobody else: on a busy machine 50 ms may be another rank's, too."""
-    inputs, more = {"late": late, "where": where}, {"TEST_SLOWLY": str(slowly)}
-    ended = warm.run("job_recorded:one_is_late", tmp_path / "job", inputs=inputs, environment=more)
+def test_the_page_names_the_rank_and_the_stage_that_the_others_waited_for_and_nobody_else(warm, tmp_path):
+    """By 300 ms: on a busy machine 50 ms may be another rank's, too."""
+    ended = warm.run("job_recorded:one_is_late", tmp_path / "job")
     assert ended.value == 12, ended.err
     html, trace = left(ended)
-    assert re.search(rf"Held the others back: .*rank {late} in stage '{where}', by", Page(html).text), Page(html).text
+    assert re.search(r"Held the others back: .*rank 2 in stage 'load', by", Page(html).text), Page(html).text
     held = Page(html).text.split("Held the others back:")[1].split(".")[0]
-    assert slowly == 1 or re.findall(r"rank \d+", held) == [f"rank {late}"]
-    assert f"rank {late} in stage '{where}'" in ended.err, "in the log, too"
+    assert re.findall(r"rank \d+", held) == ["rank 2"]
+    assert "rank 2 in stage 'load'" in ended.err, "in the log, too"
     assert "worked alone" not in ended.err, "they made a process group, and took it down again"
     names = {(event["tid"], event["name"]) for event in trace["traceEvents"] if event["ph"] == "X"}
     assert {(rank, phase) for rank in range(3) for phase in ("import", "function")} <= names
@@ -116,14 +112,6 @@ def test_ranks_that_train_alone_are_told_and_the_values_of_the_last_step_are_an_
     assert "each of the 2 ranks worked alone" in Page(left(ended)[0]).text
 
 
-def test_an_exception_of_megabytes_is_cut_in_the_log(warm, tmp_path):
-    ended = warm.run("job_recorded:raises_megabytes", tmp_path / "job", kind="execute")
-    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
-    assert "ValueError: the first words" in ended.out
-    assert "the last words" in ended.out
-    assert len(ended.out) + len(ended.err) < 300_000
-
-
 def test_what_a_rank_raised_is_there_without_its_secrets(warm, tmp_path):
     ended = warm.run(
         "job_recorded:one_raises", tmp_path / "job", kind="execute", environment={"DATABASE_PASSWORD": SECRET}
@@ -140,47 +128,20 @@ def test_what_a_rank_raised_is_there_without_its_secrets(warm, tmp_path):
     assert "hunter2secret" not in whole
 
 
-def test_a_rank_that_is_killed_leaves_a_page(warm, tmp_path):
-    ended = warm.run("job_recorded:one_is_killed", tmp_path / "job", kind="execute")
-    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
-    text = Page(page(ended).removesuffix("</div>")).text
-    assert "failed: SYSTEM:SIGKILL" in text
-    assert text.count("was killed by SIGKILL") == 3, "the root cause is why the round ended, too"
-
-
-def test_a_restart_in_place_is_two_rounds_and_says_why(warm, tmp_path):
-    ended = warm.run("job_recorded:one_comes_back", tmp_path / "job", kind="execute")
-    assert ended.uploaded == ["deck.html", "outputs.pb"], ended.err
-    text = Page(page(ended).removesuffix("</div>")).text
-    assert "succeeded" in text
-    assert "2 round(s)" in text
-    assert "restart: rank 1 failed (RuntimeError); all ranks start again: restart 1 of 1" in text
-
-
-def test_a_hang_leaves_a_page(warm, tmp_path, ranks_gate):
-    ended = warm.run("job_recorded:one_hangs", tmp_path / "job", kind="execute", environment=ranks_gate.environment)
-    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
-    text = Page(page(ended).removesuffix("</div>")).text
-    assert "failed: USER:HangError" in text
-    assert "rank 1 is not in all_reduce" in text or "the job does not move" in text
-
-
 class TwoNodes(Job):
     """Of the module with tasks whose runs are looked at."""
 
     module = "job_recorded"
 
 
-@pytest.mark.parametrize("how", ["nothing", "raise"])
-def test_the_page_of_node_0_has_the_ranks_of_all_nodes_and_how_well_their_clocks_are_known(warm, tmp_path, how):
-    first, second = TwoNodes(warm, tmp_path, "two_nodes", how).run()
-    verdict = "error.pb" if how == "raise" else "outputs.pb"
-    assert (first.uploaded, second.uploaded) == (["deck.html", verdict], [])
+def test_the_page_of_node_0_has_the_ranks_of_all_nodes_and_how_well_their_clocks_are_known(warm, tmp_path):
+    first, second = TwoNodes(warm, tmp_path, "two_nodes").run()
+    assert (first.uploaded, second.uploaded) == (["deck.html", "error.pb"], [])
     text = Page(page(first).removesuffix("</div>")).text
     assert "4 rank(s) on 2 node(s)" in text
     assert "Held the others back: rank 3 in stage 'load', by" in text
     assert len(re.findall(r"\d (?:m?s) ± \d", text)) == 2, "each node's clock, and its error"
-    assert ("raised ValueError: no learning rate" in text) == (how == "raise")
+    assert "raised ValueError: no learning rate" in text
 
 
 class Range(TwoNodes):

@@ -23,17 +23,9 @@ def _resumes_from_what_is_not_there() -> None:
     Checkpoints(str(Path.cwd() / "saves"), every=1, resume_from=str(Path.cwd() / "nowhere")).restore(state)
 
 
-def _saves_what_cannot_be_saved() -> None:
-    Checkpoints(str(Path.cwd() / "saves"), every=1).save(1, {"stream": (_ for _ in ())})
-
-
 def _makes_a_directory_on_a_file() -> None:
     Path("file").touch()
     ensure_dir("file")
-
-
-def _saves_with_a_wrong_argument() -> None:
-    Checkpoints(str(Path.cwd() / "saves"), every=-5)
 
 
 def _fails_by(cause: BaseException, error: type[Exception]) -> Callable[[], None]:
@@ -52,12 +44,8 @@ def _own_work_loses_a_connection() -> None:
 
 HOW: dict[str, Callable[[], None]] = {
     "resume_from that is not there": _resumes_from_what_is_not_there,
-    "a state that cannot be saved": _saves_what_cannot_be_saved,
     "a directory on a file": _makes_a_directory_on_a_file,
-    "a wrong argument": _saves_with_a_wrong_argument,
     "a checkpoint's store that is down": _fails_by(ConnectionResetError("reset"), CheckpointError),
-    "a checkpoint's store that refuses": _fails_by(PermissionError("AccessDenied"), CheckpointError),
-    "a download's source that is down": _fails_by(TimeoutError("no answer"), DownloadError),
     "a download's source that is not there": _fails_by(FileNotFoundError("404"), DownloadError),
 }
 
