@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.job import Job
-from tests.harness.procs import ROOT, Running, gate, until, uploaded_error
+from tests.harness.procs import ROOT, until, uploaded_error
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,12 @@ TRIED = [(library, case) for case in CASES for library in ("torch", "horovod") i
 
 
 @pytest.mark.parametrize(("library", "case"), TRIED, ids=[f"{library} {case.how}" for library, case in TRIED])
-def test_the_error_names_the_rank_that_holds_up_the_others(warm, tmp_path: Path, library: str, case: Case) -> None:
+def test_the_error_names_the_rank_that_holds_up_the_others(
+    warm, tmp_path: Path, ranks_gate, library: str, case: Case
+) -> None:
     module = {"torch": "job_hangs", "horovod": "job_hangs_horovod"}[library]
-    with gate(tmp_path / "gate") as ranks:
-        how = {"inputs": {"how": case.how}, "environment": ranks.environment}
-        error = warm.run(f"{module}:fails", tmp_path / "job", **how).error
+    how = {"inputs": {"how": case.how}, "environment": ranks_gate.environment}
+    error = warm.run(f"{module}:fails", tmp_path / "job", **how).error
     assert re.search(case.says, str(error)), error
     end = getattr(case, library)
     assert error.error_code == (end if ":" in end else "USER:HangError")
@@ -141,40 +142,38 @@ def test_the_docs_have_what_is_tried() -> None:
     assert not lines[first + len(CASES)].startswith("|")
 
 
-def shown(running: Running) -> str:
-    """What the agent has written so far."""
-    return (running.files / "out").read_text() + (running.files / "err").read_text()
-
-
-def test_a_hang_that_is_only_to_be_reported_is_told_in_the_log_and_the_job_goes_on(warm, tmp_path: Path) -> None:
-    with gate(tmp_path / "gate") as ranks:
-        running = warm.start("job_hangs:reports", tmp_path / "job", environment=ranks.environment)
-        until(lambda: "the job does not move" in shown(running), "it is told")
-        ranks.let_go(1)
-        ended = running.wait()
+def test_a_hang_that_is_only_to_be_reported_is_told_in_the_log_and_the_job_goes_on(
+    warm, tmp_path: Path, ranks_gate
+) -> None:
+    running = warm.start("job_hangs:reports", tmp_path / "job", environment=ranks_gate.environment)
+    until(lambda: "the job does not move" in running.shown, "it is told")
+    ranks_gate.let_go(1)
+    ended = running.wait()
     assert ended.value == "done"
-    told = next(line for line in shown(running).splitlines() if "the job does not move" in line)
+    told = next(line for line in running.shown.splitlines() if "the job does not move" in line)
     assert "rank 0 waits in all_reduce of Float[3] (#2 of group 0)" in told
-    assert "in waits_alone" in shown(running), "who calls it"
+    assert "in waits_alone" in running.shown, "who calls it"
 
 
 @pytest.mark.parametrize("module", ["job_hangs", "job_hangs_horovod"])
-def test_a_rank_that_computes_is_told_of_and_waited_for_up_to_the_ceiling(warm, tmp_path: Path, module: str) -> None:
+def test_a_rank_that_computes_is_told_of_and_waited_for_up_to_the_ceiling(
+    warm, tmp_path: Path, ranks_gate, module: str
+) -> None:
     """An evaluation on one rank, the others at a barrier: floor is over, and the job would fail for a hang."""
-    with gate(tmp_path / "gate") as ranks:
-        running = warm.start(f"{module}:evaluates", tmp_path / "job", environment=ranks.environment)
-        until(lambda: "slow, or an endless loop" in shown(running), "it is told")
-        ranks.let_go(1)
-        assert running.wait().value == "evaluated"
+    running = warm.start(f"{module}:evaluates", tmp_path / "job", environment=ranks_gate.environment)
+    until(lambda: "slow, or an endless loop" in running.shown, "it is told")
+    ranks_gate.let_go(1)
+    assert running.wait().value == "evaluated"
 
 
-def test_a_rank_that_waits_for_a_compiler_is_told_of_and_waited_for_up_to_the_ceiling(warm, tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_compiler_is_told_of_and_waited_for_up_to_the_ceiling(
+    warm, tmp_path: Path, ranks_gate
+) -> None:
     """What it has started computes, in a session of its own, as the workers of torch's compiler may."""
-    with gate(tmp_path / "gate") as ranks:
-        running = warm.start("job_hangs:compiles", tmp_path / "job", environment=ranks.environment)
-        until(lambda: "slow, or an endless loop" in shown(running), "it is told")
-        ranks.let_go(1)
-        assert running.wait().value == "compiled"
+    running = warm.start("job_hangs:compiles", tmp_path / "job", environment=ranks_gate.environment)
+    until(lambda: "slow, or an endless loop" in running.shown, "it is told")
+    ranks_gate.let_go(1)
+    assert running.wait().value == "compiled"
 
 
 @pytest.mark.parametrize(
@@ -213,13 +212,14 @@ def test_a_hang_at_the_same_step_again_is_not_tried_again(warm, tmp_path: Path) 
         ("writes", "the end waits for the save before, which is still being written"),
     ],
 )
-def test_a_save_to_a_slow_store_is_told_of_and_is_no_hang(warm, tmp_path: Path, how: str, line: str) -> None:
-    with gate(tmp_path / "gate") as ranks:
-        environment = {**ranks.environment, "TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
-        running = warm.start("job_hangs:saves", tmp_path / "job", inputs={"how": how}, environment=environment)
-        until(lambda: line in shown(running), "it is told")
-        ranks.let_go(3)
-        assert running.wait().value == "saved"
+def test_a_save_to_a_slow_store_is_told_of_and_is_no_hang(
+    warm, tmp_path: Path, ranks_gate, how: str, line: str
+) -> None:
+    environment = {**ranks_gate.environment, "TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
+    running = warm.start("job_hangs:saves", tmp_path / "job", inputs={"how": how}, environment=environment)
+    until(lambda: line in running.shown, "it is told")
+    ranks_gate.let_go(3)
+    assert running.wait().value == "saved"
 
 
 @pytest.mark.end("hang", "USER:HangError")

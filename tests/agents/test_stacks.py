@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.harness.procs import ROOT, Running, gate, until
+from tests.harness.procs import ROOT, until
 
 
 def stacks(directory: Path) -> subprocess.CompletedProcess[str]:
@@ -21,31 +21,27 @@ def stacks(directory: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def shown(running: Running) -> str:
-    """What the case has written so far."""
-    return (running.files / "out").read_text() + (running.files / "err").read_text()
-
-
 def standing(text: str, rank: str) -> str:
     """The part of a picture that begins with a rank, or ranks."""
     [part] = re.findall(rf"^{rank} \(.*?(?=^ranks? |\Z)", text, re.MULTILINE | re.DOTALL)
     return str(part)
 
 
-def test_a_rank_that_holds_the_interpreter_is_shown_beside_those_who_wait_for_it(warm, tmp_path: Path) -> None:
-    with gate(tmp_path / "gate") as ranks:
-        running = warm.start("job_hangs:one_holds_the_interpreter", tmp_path / "job", environment=ranks.environment)
-        ranks.heard(3)
-        text = ""
+def test_a_rank_that_holds_the_interpreter_is_shown_beside_those_who_wait_for_it(
+    warm, tmp_path: Path, ranks_gate
+) -> None:
+    running = warm.start("job_hangs:one_holds_the_interpreter", tmp_path / "job", environment=ranks_gate.environment)
+    ranks_gate.heard(3)
+    text = ""
 
-        def both_wait() -> bool:
-            nonlocal text
-            text = stacks(tmp_path).stdout
-            return "ranks 0, 2 (2 of 3) stand in all_reduce, called at job_hangs.py" in text
+    def both_wait() -> bool:
+        nonlocal text
+        text = stacks(tmp_path).stdout
+        return "ranks 0, 2 (2 of 3) stand in all_reduce, called at job_hangs.py" in text
 
-        until(both_wait, "both wait for rank 1")
-        running.signal(signal.SIGTERM)
-        running.wait()
+    until(both_wait, "both wait for rank 1")
+    running.signal(signal.SIGTERM)
+    running.wait()
     culprit = standing(text, "rank 1")
     assert re.match(r"rank 1 \(1 of 3\) stands at job_hangs.py:\d+ in holds_the_interpreter\n", culprit)
     assert "sleeping" in culprit
@@ -53,38 +49,34 @@ def test_a_rank_that_holds_the_interpreter_is_shown_beside_those_who_wait_for_it
     assert "worker.py" not in text
 
 
-def test_a_rank_that_is_stopped_is_said_to_be_that(warm, tmp_path: Path) -> None:
-    with gate(tmp_path / "gate") as ranks:
-        running = warm.start("job_hangs:one_waits", tmp_path / "job", environment=ranks.environment)
-        ranks.heard(2)
-        until(lambda: "in waits_alone" in stacks(tmp_path).stdout, "rank 1 waits")
-        [pid] = [
-            int(line.split()[-1]) for line in stacks(tmp_path).stdout.splitlines() if line.startswith("    process")
-        ][1:]
-        os.kill(pid, signal.SIGSTOP)
-        until(
-            lambda: "rank 1 (1 of 2) stands stopped (SIGSTOP); it has not answered" in stacks(tmp_path).stdout,
-            "it is seen",
-        )
-        os.kill(pid, signal.SIGCONT)
-        ranks.let_go(1)
-        assert running.wait().code == 0
+def test_a_rank_that_is_stopped_is_said_to_be_that(warm, tmp_path: Path, ranks_gate) -> None:
+    running = warm.start("job_hangs:one_waits", tmp_path / "job", environment=ranks_gate.environment)
+    ranks_gate.heard(2)
+    until(lambda: "in waits_alone" in stacks(tmp_path).stdout, "rank 1 waits")
+    _, pid = map(int, re.findall(r"^    process.* (\d+)$", stacks(tmp_path).stdout, re.MULTILINE))
+    os.kill(pid, signal.SIGSTOP)
+    until(
+        lambda: "rank 1 (1 of 2) stands stopped (SIGSTOP); it has not answered" in stacks(tmp_path).stdout,
+        "it is seen",
+    )
+    os.kill(pid, signal.SIGCONT)
+    ranks_gate.let_go(1)
+    assert running.wait().code == 0
 
 
-def test_the_agent_shows_it_in_its_log_at_sigquit_and_the_job_goes_on(warm, tmp_path: Path) -> None:
-    with gate(tmp_path / "gate") as ranks:
-        running = warm.start("job_hangs:one_waits", tmp_path / "job", environment=ranks.environment)
-        ranks.heard(2)
-        until(
-            lambda: re.search(r"stands in all_reduce.* in waits_alone", stacks(tmp_path).stdout, re.DOTALL),
-            "rank 0 waits for rank 1, and that for the test",
-        )
-        running.signal(signal.SIGQUIT)
-        until(lambda: "in waits_alone" in shown(running), "it is shown")
-        ranks.let_go(1)
-        ended = running.wait()
+def test_the_agent_shows_it_in_its_log_at_sigquit_and_the_job_goes_on(warm, tmp_path: Path, ranks_gate) -> None:
+    running = warm.start("job_hangs:one_waits", tmp_path / "job", environment=ranks_gate.environment)
+    ranks_gate.heard(2)
+    until(
+        lambda: re.search(r"stands in all_reduce.* in waits_alone", stacks(tmp_path).stdout, re.DOTALL),
+        "rank 0 waits for rank 1, and that for the test",
+    )
+    running.signal(signal.SIGQUIT)
+    until(lambda: "in waits_alone" in running.shown, "it is shown")
+    ranks_gate.let_go(1)
+    ended = running.wait()
     assert ended.code == 0
-    assert "rank 0 (1 of 2) stands in all_reduce, called at job_hangs.py" in shown(running)
+    assert "rank 0 (1 of 2) stands in all_reduce, called at job_hangs.py" in running.shown
 
 
 def test_where_no_rank_runs_the_command_says_so(tmp_path: Path) -> None:

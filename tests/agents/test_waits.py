@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.procs import Running, gate, until
+from tests.harness.procs import until
 
 REDUCE = r"rank {} waits in all_reduce of Float\[3\] \(#{} of group {}\)"
 
@@ -45,11 +45,6 @@ def test_a_hang_is_found(warm, tmp_path: Path, task: str, environment: dict[str,
     assert re.search(rf"the job does not move: rank 1 is at .*, and does nothing .*; {says}", text), text
 
 
-def shown(running: Running) -> str:
-    """What the agent has written so far."""
-    return (running.files / "out").read_text() + (running.files / "err").read_text()
-
-
 @pytest.mark.parametrize(
     ("task", "says", "value"),
     [
@@ -57,9 +52,10 @@ def shown(running: Running) -> str:
         ("writes_predictions", r"rank 0 is at .*, and reads or writes \(.* MB a second\) .*: slow", "written"),
     ],
 )
-def test_who_is_slow_is_told_of_and_waited_for(warm, tmp_path: Path, task: str, says: str, value: str) -> None:
-    with gate(tmp_path / "gate") as ranks:
-        running = warm.start(f"job_waits:{task}", tmp_path / "job", environment=ranks.environment)
-        until(lambda: re.search(says, shown(running)), "it is told")
-        ranks.let_go(1)
-        assert running.wait().value == value
+def test_who_is_slow_is_told_of_and_waited_for(
+    warm, tmp_path: Path, ranks_gate, task: str, says: str, value: str
+) -> None:
+    running = warm.start(f"job_waits:{task}", tmp_path / "job", environment=ranks_gate.environment)
+    until(lambda: re.search(says, running.shown), "it is told")
+    ranks_gate.let_go(1)
+    assert running.wait().value == value

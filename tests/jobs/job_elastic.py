@@ -21,9 +21,8 @@ def happen(how: str) -> None:
         wait_for_word()
     if me.rank != me.world_size - 1:
         return
-    if how in ("raise once", "block the next round") and me.round == 0:
-        if how == "block the next round":  # a file is where this node is to make the ranks' directories
-            (me.scratch.parents[1] / "round-1").touch()
+    if how == "block the next round" and me.round == 0:  # a file is where this node is to make the ranks' directories
+        (me.scratch.parents[1] / "round-1").touch()
         raise ValueError("no learning rate")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 
 from flytekit import task
 
@@ -22,8 +21,6 @@ def broken(how: str) -> None:
         os._exit(0)
     if how == "KeyboardInterrupt":
         raise KeyboardInterrupt
-    if how == "never ends":
-        threading.Event().wait()
     if how == "leaves a child" and os.fork() == 0:
         signal.pause()
     if how == "in a child":
