@@ -8,7 +8,6 @@ import functools
 import pytest
 
 from flytekitplugins_safedist.checkpoint import Checkpoints
-from tests.checkpoint import trainer_ranks
 from tests.fs.ranks import Process
 
 EPOCH = 7
@@ -17,11 +16,14 @@ EPOCH = 7
 
 def lives(work, *arguments, stops, **options):
     """What is told in one life after the other; the last one goes on to the end."""
-    return [Process(_call, work, arguments, stop, options).outcome(within=400).get() for stop in (*stops, -1)]
+    from tests.checkpoint import trainer_ranks  # seconds, which each worker that collects this file need not spend
+
+    train = getattr(trainer_ranks, work)
+    return [Process(_call, train, arguments, stop, options).outcome(within=400).get() for stop in (*stops, -1)]
 
 
-def _call(work, arguments, stop, options):
-    return work(*arguments, stop, **options)
+def _call(train, arguments, stop, options):
+    return train(*arguments, stop, **options)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def unbroken(tmp_path_factory):
     @functools.cache
     def told(work, options):
         place = tmp_path_factory.mktemp("unbroken")
-        more = [str(place / "scratch")] if work is trainer_ranks.by_transformers else []
+        more = [str(place / "scratch")] if work == "by_transformers" else []
         return lives(work, str(place / "saves"), *more, stops=(), **dict(options))[0]
 
     return lambda work, options: told(work, tuple(options.items()))
@@ -49,8 +51,8 @@ def unbroken(tmp_path_factory):
     ],
 )
 def test_lightning(tmp_path, unbroken, stops, options):
-    told, step, waits = unbroken(trainer_ranks.by_lightning, options)
-    broken = lives(trainer_ranks.by_lightning, str(tmp_path / "broken"), stops=stops, **options)
+    told, step, waits = unbroken("by_lightning", options)
+    broken = lives("by_lightning", str(tmp_path / "broken"), stops=stops, **options)
     again, last, waited = broken[-1]
     assert 0 < len(again) < len(told), "it has gone on, not begun anew"
     assert _close(again, told[-len(again) :]), (again, told)
@@ -63,7 +65,7 @@ def _close(some, others):
 
 def test_lightning_that_has_ended_is_saved_and_is_over_at_once(tmp_path):
     place = str(tmp_path / "place")
-    first, again = (lives(trainer_ranks.by_lightning, place, stops=())[0] for _ in range(2))
+    first, again = (lives("by_lightning", place, stops=())[0] for _ in range(2))
     assert len(first[0]) == 4 * EPOCH
     assert (again[0], again[1]) == ([], first[1])
     assert Checkpoints(place).steps()[-1] == first[1] - 1
@@ -78,9 +80,9 @@ def test_lightning_that_has_ended_is_saved_and_is_over_at_once(tmp_path):
     ],
 )
 def test_transformers(tmp_path, unbroken, stops, options):
-    told, step, nothing = unbroken(trainer_ranks.by_transformers, options)
+    told, step, nothing = unbroken("by_transformers", options)
     places = str(tmp_path / "broken"), str(tmp_path / "scratch")
-    again, last, left = lives(trainer_ranks.by_transformers, *places, stops=stops, **options)[-1]
+    again, last, left = lives("by_transformers", *places, stops=stops, **options)[-1]
     assert 0 < len(again) < len(told)
     assert _close(again, told[-len(again) :])
     assert last == step
