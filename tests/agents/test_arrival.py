@@ -16,7 +16,7 @@ from flyteidl.core import errors_pb2, execution_pb2, literals_pb2
 from tests.harness import needs
 from tests.harness.job import Job, ended
 from tests.harness.objectstore import ObjectStore
-from tests.harness.procs import KILL, ROOT, Ended, Warm, until, uploaded_error, uploaded_output
+from tests.harness.procs import KILL, ROOT, Ended, Running, Warm, until, uploaded_error, uploaded_output
 from tests.harness.registered import registered
 
 BROKEN = {"TEST_BROKEN": "yes"}
@@ -36,6 +36,14 @@ class Unloadable(Job):
         self.nodes = {"fixed": "2", "ranged": "2:3"}[task]
 
 
+def node_0_uploads(*pods: Running) -> Ended:
+    """Both leave with 0, and node 0 alone has uploaded an error."""
+    first, second = ended(*pods)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    return first
+
+
 SAID = {
     "yes": f"raised {MISSING}",
     "sys.exit": "importing the task's module would have ended this process by SystemExit: 0",
@@ -49,9 +57,7 @@ def test_what_a_rank_cannot_import_ends_the_job_and_node_0_uploads_it(warm, tmp_
     broken: list[dict[str, str] | None] = [
         {"TEST_BROKEN": how} if nodes in (f"node {node}", "both") else None for node in range(2)
     ]
-    first, second = ended(job.start(0, broken[0]), job.start(1, broken[1]))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    first = node_0_uploads(job.start(0, broken[0]), job.start(1, broken[1]))
     error = uploaded_error(first)
     who, _, said = error.message.partition(f" ({socket.gethostname()}) ")
     assert who in [f"rank {node} (local_rank 0) on node {node}" for node in range(2) if broken[node]]
@@ -64,18 +70,14 @@ def test_what_a_rank_cannot_import_ends_the_job_and_node_0_uploads_it(warm, tmp_
 
 def test_a_task_that_node_1_does_not_have_ends_the_job(warm, tmp_path):
     job = Unloadable(warm, tmp_path, "fixed")
-    first, second = ended(job.start(0), job.start(1, task="no_such_task"))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    first = node_0_uploads(job.start(0), job.start(1, task="no_such_task"))
     assert "AttributeError" in uploaded_error(first).message
     assert "no_such_task" in uploaded_error(first).message
 
 
 def test_a_scratch_directory_that_node_1_cannot_use_ends_the_job(warm, tmp_path):
     job = Unloadable(warm, tmp_path, "fixed")
-    first, second = ended(job.start(0), job.start(1, {"SAFEDIST_SCRATCH_ROOT": str(tmp_path / "nowhere")}))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    first = node_0_uploads(job.start(0), job.start(1, {"SAFEDIST_SCRATCH_ROOT": str(tmp_path / "nowhere")}))
     assert "node 1" in uploaded_error(first).message
     assert "nowhere" in uploaded_error(first).message
 
@@ -98,9 +100,7 @@ def test_inputs_that_find_no_room_on_node_1_end_the_job_and_node_0_uploads_it(wa
     job = Unloadable(warm, tmp_path, "fixed", {"SAFEDIST_SCRATCH_ROOT": str(full_disk)})
     arguments = ("--inputs", str(tmp_path / "inputs.pb"))
     room = {"SAFEDIST_SCRATCH_ROOT": ""}
-    first, second = ended(job.start(0, room, arguments=arguments), job.start(1, arguments=arguments))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    first = node_0_uploads(job.start(0, room, arguments=arguments), job.start(1, arguments=arguments))
     error = uploaded_error(first)
     assert error.code == "USER:ScratchError"
     assert "the task's inputs cannot be written to the scratch directory" in error.message
@@ -125,9 +125,7 @@ def no_inputs(by: Ended) -> str:
 def test_inputs_that_one_node_cannot_fetch_end_the_job_and_node_0_uploads_it(warm, tmp_path, node, as_promised):
     job = Unloadable(warm, tmp_path, "fixed")
     pods = [job.start(each, arguments=NO_INPUTS if each == node else ()) for each in (0, 1)]
-    first, second = ended(*pods)
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    first = node_0_uploads(*pods)
     as_promised(first)
     assert (f"node 1 ({socket.gethostname()}) cannot begin" in no_inputs(first)) is (node == 1)
 
@@ -143,9 +141,7 @@ def refusing():
 @pytest.mark.parametrize("nodes", [(0,), (0, 1)], ids=["node 0", "both"])
 def test_code_that_a_node_may_not_fetch_ends_the_job_once(warm, tmp_path, refusing, nodes, as_promised):
     job = Unloadable(warm, tmp_path, "fixed")
-    first, second = ended(*(job.start(node, {"TEST_CODE": refusing} if node in nodes else None) for node in (0, 1)))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    first = node_0_uploads(*(job.start(node, {"TEST_CODE": refusing} if node in nodes else None) for node in (0, 1)))
     as_promised(first)
     error = uploaded_error(first)
     assert (error.code, error.kind, error.origin) == ("SYSTEM:Storage", RECOVERABLE, SYSTEM)
@@ -154,9 +150,7 @@ def test_code_that_a_node_may_not_fetch_ends_the_job_once(warm, tmp_path, refusi
 
 def test_code_that_node_1_does_not_find_ends_the_job_for_good(warm, tmp_path):
     job = Unloadable(warm, tmp_path, "fixed")
-    first, second = ended(job.start(0), job.start(1, {"TEST_CODE": str(tmp_path / "gone.tar.gz")}))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    first = node_0_uploads(job.start(0), job.start(1, {"TEST_CODE": str(tmp_path / "gone.tar.gz")}))
     assert (uploaded_error(first).code, uploaded_error(first).kind) == ("USER:CodeNotFoundError", 0)
 
 
@@ -164,9 +158,7 @@ def test_in_a_range_the_node_that_leads_the_job_uploads_what_another_cannot_fetc
     job = Unloadable(warm, tmp_path, "ranged")
     host = job.start(0)
     until(job.listening, "the first node leads the job")
-    first, second = ended(host, job.start(1, arguments=NO_INPUTS))
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert (first.uploaded, second.uploaded) == (["error.pb"], [])
+    first = node_0_uploads(host, job.start(1, arguments=NO_INPUTS))
     no_inputs(first)
 
 
