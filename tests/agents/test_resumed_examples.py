@@ -21,7 +21,7 @@ EXAMPLES = [
     pytest.param("horovod", "resume_horovod", marks=pytest.mark.horovod),
 ]
 
-SHARDED = [("torch", "resume_fsdp"), ("torch", "resume_fsdp1")]
+AS_DDP = [("torch", "resume_fsdp"), ("torch", "resume_fsdp1"), ("torch", "resume_loader")]
 """Told to stop they save as ``resume_ddp`` does, and when they are resumed they restore as they do when killed."""
 
 
@@ -67,7 +67,7 @@ def test_killed_in_the_middle_and_resumed_it_has_the_loss_of_the_unbroken_run(
     assert unbroken(task, module) < (3.4 if module == "resume_hf" else 2.0), "it has learnt something"
 
 
-@pytest.mark.parametrize(("task", "module"), [each for each in EXAMPLES if each not in SHARDED])
+@pytest.mark.parametrize(("task", "module"), [each for each in EXAMPLES if each not in AS_DDP])
 def test_told_to_stop_in_the_middle_not_one_step_is_lost(warm, tmp_path, ranks_gate: Gate, unbroken, task, module):
     directory = tmp_path / "told"
     environment = {**ranks_gate.environment, "TEST_WHERE": str(directory / "saves"), "TEST_MODULE": module}

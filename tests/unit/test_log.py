@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -131,16 +130,17 @@ def test_a_line_that_cannot_be_written_costs_nothing_else(stream: object, monkey
     logging.getLogger(ROOM).info("nowhere")
 
 
-def test_importing_the_package_adds_no_handler() -> None:
-    program = (
+@pytest.mark.processes
+def test_importing_the_package_adds_no_handler(warm_to_train, tmp_path) -> None:
+    (tmp_path / "imports.py").write_text(
         "import logging, pkgutil, importlib, flytekitplugins_safedist as package\n"
         "for module in pkgutil.walk_packages(package.__path__, f'{package.__name__}.'):\n"
         "    importlib.import_module(module.name)\n"
         "names = [name for name in logging.root.manager.loggerDict if name.startswith(package.__name__)]\n"
         "print(len(names) > 3, [name for name in names if logging.getLogger(name).handlers])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1:] == ["True []"], done.stderr
+    ended = warm_to_train.run(f"{tmp_path}/imports.py:__main__", tmp_path / "job", kind="main")
+    assert ended.out.splitlines()[-1:] == ["True []"], ended.err
 
 
 def test_a_line_for_a_standard_error_that_is_closed_is_nobodys_error(

@@ -85,15 +85,15 @@ def take(directory: Path, *steps: Any, needed: bool = False, code: str = SAY, **
 def test_what_makes_forking_unsafe_is_named_and_undone_where_ranks_can_import_it_themselves(tmp_path, source, why):
     steps = ("import before", "import library", "import behind")
     modules = {"before": "", "library": source, "behind": ""}
-    needed = take(tmp_path, *steps, needed=True, **modules)
-    assert needed["unsafe"] == why
-    there = "print(json.dumps([each in sys.modules for each in ('before', 'library', 'behind')]))"
-    assert take(tmp_path, *steps, needed=True, code=there, **modules) == [True, True, why is None]
-    others = take(tmp_path, *steps, **modules)
+    there = "found['there'] = [each in sys.modules for each in ('before', 'library', 'behind')]\n"
+    code = SAY.replace("print(", f"{there}print(")
+    needed = take(tmp_path, *steps, needed=True, code=code, **modules)
+    assert (needed["unsafe"], needed["there"]) == (why, [True, True, why is None])
+    others = take(tmp_path, *steps, code=code, **modules)
     assert others["unsafe"] is None
     assert others["left"] == ([f"{why}: each rank imports it by itself"] if why else [])
     assert others["same"] == (why is None), "a copy from before goes on"
-    assert take(tmp_path, *steps, code=there, **modules) == [True, why is None, True]
+    assert others["there"] == [True, why is None, True]
 
 
 def test_what_else_imports_a_library_that_spoils_a_process_is_not_tried_at_its_cost(tmp_path):
