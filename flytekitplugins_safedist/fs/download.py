@@ -301,6 +301,15 @@ def _below(filesystem: Any, path: str, draft: Path) -> tuple[list[str], list[str
     return files, places
 
 
+def _may_pass(error: Exception) -> bool:
+    """Whether a download that failed with this is tried again. Nobody else writes to a draft: where fsspec says that
+    something is in its way, it could not look at a directory that is there."""
+    if isinstance(error, FileExistsError):
+        return True
+    is_wrong = isinstance(error, (FsTimeoutError, ValueError, NotImplementedError))
+    return not is_wrong and outlook(error) is Outlook.TRANSIENT
+
+
 # --- fetching --------------------------------------------------------------------------------------------------------
 class _Fetch:
     def __init__(self, uri: str, name: str, sha256: str | None, callback: Any, deadline: float) -> None:
@@ -346,10 +355,8 @@ class _Fetch:
                 bounded(fetch, max(0.0, self._deadline - time.monotonic()), late)
                 break
             except Exception as error:
-                pause, is_wrong = jittered(tried, 0.5, 1.5), isinstance(error, (ValueError, NotImplementedError))
-                if isinstance(error, FsTimeoutError) or is_wrong or outlook(error) is not Outlook.TRANSIENT:
-                    raise
-                if tried == _TRIES or time.monotonic() + pause > self._deadline:
+                pause = jittered(tried, 0.5, 1.5)
+                if not _may_pass(error) or tried == _TRIES or time.monotonic() + pause > self._deadline:
                     raise
                 log.warning("%s is fetched again in %.1f s: %s", self._name, pause, type(error).__name__)
                 discard(draft)

@@ -103,6 +103,25 @@ def test_a_download_that_has_arrived_outlives_an_answer_that_is_lost(tmp_path, c
         assert download_once("lossy://source", client.path / "weights").read_bytes() == b"weights", "it is there"
 
 
+def test_a_directory_that_is_there_and_cannot_be_looked_at_for_a_moment_fails_no_download(tmp_path):
+    """As flytekit has it, fsspec makes the parent of each file, and a stat that fails is a FileExistsError then."""
+    require()
+    (tmp_path / "source").write_bytes(b"weights")
+    with FuseMount(tmp_path / "server", tmp_path / "client") as client:
+        lost = [{"op": "getattr", "errno": "EIO", "first": 1}]
+
+        class Making(LocalFileSystem):
+            protocol = "making"
+
+            def get_file(self, _path: str, draft: str, **_: Any) -> None:
+                client.set(faults=[lost.pop()] if lost else [])
+                LocalFileSystem(auto_mkdir=True).get_file(str(tmp_path / "source"), draft)
+
+        fsspec.register_implementation("making", Making, clobber=True)
+        assert download_once("making://source", client.path / "weights").read_bytes() == b"weights"
+        assert lost == []
+
+
 def test_where_there_are_no_hard_links_the_source_is_recorded_all_the_same(tmp_path):
     require()
     for name in ("one", "two"):
