@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-import pyte
-
 COLUMNS = 200
 
 
 def screen(file: Path) -> list[str]:
     """What a person sees of what a command has written: lines that are not empty."""
+    import pyte  # not in the environments of the corners, whose warm process imports this module
+
     written = file.read_bytes()
     seen = pyte.Screen(COLUMNS, 2 * written.count(b"\n") + 1)
     pyte.ByteStream(seen).feed(written)
