@@ -162,7 +162,7 @@ MUTANTS: dict[str, tuple[str, ...]] = {
     ),
     "a range runs on with fewer nodes than it may have": (
         "coordinator/coordinator.py",
-        'elif state.phase == "running" and self._ready and self._has_room():',
+        'elif state.phase == "running" and self._may_join(now):',
         "elif False:",
     ),
     "a new leader of a range begins at once": (
