@@ -235,19 +235,24 @@ def test_ranks_that_all_return_meanwhile_have_done_the_job(warm, tmp_path, ranks
     assert ended[1].uploaded == []
 
 
+def saves_and_goes_on(job: Preempted, told: Running, other: Running, ranks_gate: Gate) -> None:
+    """The ranks of node 1 save for node 0, which leaves; and its replacement ends the job with them."""
+    assert sorted(ranks_gate.heard(2)) == ["rank 2 has saved", "rank 3 has saved"]
+    assert told.wait().code not in (0, -TERM)
+    again = job.start(0)
+    assert all("round 1" in line for line in ranks_gate.heard(4))
+    ended = again.wait(), other.wait()
+    assert [node.code for node in ended] == [0, 0], ended[0].err
+    assert uploaded_output(ended[0]) == "done in round 1"
+
+
 def test_where_node_0_is_told_to_stop_when_its_ranks_have_returned_the_others_save(warm, tmp_path, ranks_gate: Gate):
     job = Preempted(warm, tmp_path, "done_first_on_node_0", ranks_gate)
     first, other = job.start(0), job.start(1)
     ranks_gate.heard(4)
     until(job.a_node_is_done, "the ranks of node 0 have returned")
     first.signal(TERM)
-    assert sorted(ranks_gate.heard(2)) == ["rank 2 has saved", "rank 3 has saved"]
-    assert first.wait().code not in (0, -TERM)
-    again = job.start(0)
-    assert all("round 1" in line for line in ranks_gate.heard(4))
-    ended = again.wait(), other.wait()
-    assert [node.code for node in ended] == [0, 0], ended[0].err
-    assert uploaded_output(ended[0]) == "done in round 1"
+    saves_and_goes_on(job, first, other, ranks_gate)
 
 
 def test_what_an_agent_that_stood_still_has_not_seen_of_its_ranks_is_asked_for_before_a_pod_leaves(
@@ -263,13 +268,7 @@ def test_what_an_agent_that_stood_still_has_not_seen_of_its_ranks_is_asked_for_b
     first.signal(TERM)
     until(lambda: "this pod stays until" in (first.files / "err").read_text(), "node 0 is told to stop")
     other.signal(signal.SIGCONT)
-    assert sorted(ranks_gate.heard(2)) == ["rank 2 has saved", "rank 3 has saved"]
-    assert first.wait().code not in (0, -TERM)
-    again = job.start(0)
-    assert all("round 1" in line for line in ranks_gate.heard(4))
-    ended = again.wait(), other.wait()
-    assert [node.code for node in ended] == [0, 0], ended[0].err
-    assert uploaded_output(ended[0]) == "done in round 1"
+    saves_and_goes_on(job, first, other, ranks_gate)
 
 
 def test_a_single_pods_ranks_that_return_meanwhile_have_done_the_job(warm, tmp_path, ranks_gate: Gate):
