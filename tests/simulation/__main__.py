@@ -41,6 +41,7 @@ def play(
         ends["orders"] += 1
         ends["rounds"] += world.promises.rounds_begun
         ends["saves before a pod left"] += world.promises.saved_well
+        ends["saves before a node joined"] += world.promises.saved_before_join
         if time.monotonic() - begun > seconds or (stops and broken):
             break
     return ends, broken

@@ -165,6 +165,11 @@ MUTANTS: dict[str, tuple[str, ...]] = {
         'elif state.phase == "running" and self._may_join(now):',
         "elif False:",
     ),
+    "a node joins before the others have saved": (
+        "coordinator/coordinator.py",
+        "return state.saves.have_saved(call) or now - since >= self.rules.preemption",
+        "return True",
+    ),
     "a new leader of a range begins at once": (
         "coordinator/coordinator.py",
         "patience = rules.last_call + (0.0 if knows_others else rules.heartbeat + rules.grace)",

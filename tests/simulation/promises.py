@@ -26,6 +26,7 @@ class Promises:
         self.rules = world.rules
         self.rounds_begun = 0
         self.saved_well = 0
+        self.saved_before_join = 0
         self.offers: dict[str, Round] = {}
 
     # --- a round begins -----------------------------------------------------------------------------------------------
@@ -171,6 +172,19 @@ class Promises:
         are_well = are_well and world.t - world.disturbed > 0.5 and world.t - leader.troubled > _CALM
         if (is_calm or are_well) and not (hurt or ill or joins or is_late):
             raise w.Broken(f"round {key} is over without a reason: {leads.course.news}")
+        if joins and run is not None and world.plan.saves:
+            self._check_join(leader, run)
+
+    def _check_join(self, leader: Pod, run: Run) -> None:
+        """Before a node joins, all have saved; unless a rank does not come to it for as long as a pod may stay."""
+        world, members = self.world, set(run.members)
+        since = min((link.began for process, link in leader.links.items() if process not in members), default=world.t)
+        if world.t - since >= self.rules.preemption:
+            return
+        done = [max(times.values()) for times in run.saved.values() if members <= times.keys()]
+        if not done or max(done) < since:
+            raise w.Broken(f"a node joins, and the last save before was at {max(done, default=None)}, it came {since}")
+        self.saved_before_join += 1
 
     def _is_linked(self, pod: Pod) -> bool:
         return pod.link is not None and self.world.t - pod.link.began > _CALM
