@@ -99,34 +99,6 @@ def test_a_container_that_is_killed_and_restarted_in_place_takes_its_place(job: 
     assert ended[1].codes == (137, 0)
 
 
-def test_sigterm_to_node_1_leaves_its_place_to_the_next(job: Make, pods_gate: Gate) -> None:
-    going = job("horovod_2x2", **gated(pods_gate), steps=20)
-    first, second = going.start()
-    pods_gate.heard(4)
-    second.signal(signal.SIGTERM)
-    assert all("round 0" not in line for line in pods_gate.heard(4))
-    pods_gate.let_go(4)
-    ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
-    succeeded(going, ended)
-    assert ended[1].codes[0] == 137
-    assert "told to stop by SIGTERM" in ended[1].log
-
-
-def test_sigterm_to_every_pod_decides_nothing_and_those_that_come_back_do_the_work(job: Make, pods_gate: Gate) -> None:
-    stopped = job("torch_2x2", **gated(pods_gate), steps=20)
-    pods = stopped.start()
-    pods_gate.heard(4)
-    for pod in pods:
-        pod.signal(signal.SIGTERM)
-    pods_gate.heard(4)
-    assert stopped.uploaded == []
-    pods_gate.let_go(8)
-    ended = [pod.wait(runs=2, within=SOON) for pod in pods]
-    succeeded(stopped, ended)
-    assert all(pod.codes[0] == 137 for pod in ended)
-    assert "told to stop by SIGTERM" in ended[0].log
-
-
 def test_a_node_that_is_paused_for_longer_than_the_heartbeat_is_replaced_or_taken_back(
     job: Make, pods_gate: Gate
 ) -> None:
@@ -207,21 +179,3 @@ def test_a_store_that_stays_down_during_the_upload_leaves_the_job_to_be_done_aga
     until(lambda: failing.uploaded, "a later start of node 0 uploads", SOON)
     assert failing.uploaded == ["outputs.pb"]
     assert [pod.codes[-1] for pod in losses.ended([first, second], SOON)] == [0, 0]
-
-
-def test_a_node_that_is_killed_after_its_ranks_have_finished_neither_loses_nor_repeats_the_upload(
-    job: Make, pods_gate: Gate
-) -> None:
-    going = job("torch_2x2", **gated(pods_gate), steps=20)
-    first, second = going.start()
-    pods_gate.heard(4)
-    with going.store_down():
-        pods_gate.let_go(4)
-        first.says("cannot be put into the store")
-        second.says("waiting until node 0 has uploaded")
-        second.signal(signal.SIGKILL)
-        second.wait(within=SOON)
-    ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
-    succeeded(going, ended)
-    assert ended[1].codes == (137, 0)
-    assert going.output["round"] == 0
