@@ -25,9 +25,8 @@ def failed(warm: Warm, files: Path, how: str, task: str = "one_fails", **options
     return warm.run(f"job_failing:{task}", files, environment={"TEST_HOW": how}, **options)
 
 
-LINE_OF_A_SIGNAL = 1 + (ROOT / "tests" / "jobs" / "job_failing.py").read_text().split("os.kill(os.getpid(), getattr")[
-    0
-].count("\n")
+BEFORE_A_SIGNAL, *_ = (ROOT / "tests" / "jobs" / "job_failing.py").read_text().split("signal.raise_signal(")
+LINE_OF_A_SIGNAL = 1 + BEFORE_A_SIGNAL.count("\n")
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def fail(how: str) -> None:
     if how.startswith("a worker's "):
         lose_a_worker(getattr(signal, how.rsplit(maxsplit=1)[-1]))
     if how.startswith("SIG"):
-        os.kill(os.getpid(), getattr(signal, how))
+        signal.raise_signal(getattr(signal, how))  # to this thread, as a crash is: a process's may come to any other
         signal.pause()
 
 
