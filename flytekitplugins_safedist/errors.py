@@ -25,14 +25,14 @@ class SafedistError(Exception):
         seen: the value that was found, if a value is the trouble.
         expected: what would have been right.
         hint: what the reader can do; stands behind ``Fix:``.
+        of_another: whether it only tells of another rank's failure, or that one did not do what it was waited for.
 
     Attributes:
         code: as Flyte shows it, where that is not its class's.
-        of_another: whether it only tells of another rank's failure.
     """
 
     code: str = ""
-    of_another: bool = False
+    of_another: bool
     what: str
     where: Mapping[str, object]
     seen: object
@@ -47,12 +47,14 @@ class SafedistError(Exception):
         seen: object = None,
         expected: object = None,
         hint: str = "",
+        of_another: bool = False,
     ) -> None:
         self.what = what
         self.where = dict(where or {})
         self.seen = seen
         self.expected = expected
         self.hint = hint
+        self.of_another = of_another
         super().__init__(str(self))
 
     # No attribute is called "message": of a class that has one, torch wants a constructor that takes it (a DataLoader

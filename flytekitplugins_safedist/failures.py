@@ -830,7 +830,7 @@ class EndOfRank:
         raised: the row of its exception, where it raised one.
         name: the exception's class, without the module.
         code: the exception's own code, if it has one.
-        of_another: whether the exception tells of another rank's failure.
+        of_another: whether the exception only tells of another rank's failure.
         signal: that ended it; 0 for none.
         exit_code: of its process.
         is_killed: whether a signal that was not sent here ended it.
@@ -889,7 +889,7 @@ class EndOfRank:
     @property
     def is_echo(self) -> bool:
         """Whether it may be only the echo of another rank's."""
-        return self.row.echo > 0
+        return self.echo > 0
 
     @property
     def is_the_codes(self) -> bool:

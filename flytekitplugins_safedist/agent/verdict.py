@@ -110,7 +110,7 @@ def judge(
     """
     end = cause.end
     # An echo where somebody was gone: else native code of this rank's may have given up by itself.
-    failure = Failure.PEER_LOST if end.is_echo and returned else end.failure
+    failure = Failure.PEER_LOST if end.row.echo and returned else end.failure
     row = ROWS[failure]
     code = row.code or end.label
     scratch = f"{'with no size limit' if limit is None else f'limited to {limit}'}: {disk}"

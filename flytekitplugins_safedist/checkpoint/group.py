@@ -26,6 +26,7 @@ PATIENCE_SECONDS = 1800.0
 WRITE_SECONDS = 6 * 3600.0
 """For a rank that writes its part of a large state."""
 _FAREWELL_SECONDS = 10.0
+_FAILED = "a rank could not do its part of a checkpoint"
 
 
 class per_rank:
@@ -149,6 +150,7 @@ def _missed(call: str, seen: str, waited: float, patience: float) -> None:
             f"a rank did not come to {call}",
             seen=f"{seen} for {waited:.0f} s",
             hint=f"call {call} in every rank, with the same steps; or see what that rank does instead",
+            of_another=True,
         )
 
 
@@ -159,9 +161,12 @@ def text_of(error: BaseException) -> str:
 
 def failed_elsewhere(rank: int, seen: str) -> CheckpointError:
     """The error of a rank that fails because another one has."""
-    error = CheckpointError("a rank could not do its part of a checkpoint", where={"rank": rank}, seen=seen)
-    error.of_another = True
-    return error
+    return CheckpointError(_FAILED, where={"rank": rank}, seen=seen, of_another=True)
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether it is one of :func:`failed_elsewhere`: of a rank that has not come nobody knows what it has done."""
+    return isinstance(error, CheckpointError) and error.what == _FAILED
 
 
 def failure_of(work: Callable[[], object]) -> BaseException | None:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ..compat import before_threads_end
-from ..errors import CheckpointError, ConfigError, NotInTaskError, Problem, SafedistError
+from ..errors import CheckpointError, ConfigError, NotInTaskError, Problem
 from ..fs.identity import known_identity
 from ..rank import context
 from ..record.writer import RECORDER
 from . import agreement, places, saves
-from .group import JobRanks, failed_elsewhere, failure_of, text_of
+from .group import JobRanks, failed_elsewhere, failure_of, is_told, text_of
 from .saves import DamagedError, Manifest
 from .store import Store
 
@@ -504,7 +504,7 @@ class Checkpoints:
             self._clear(lambda: saves.discard(store, name))
         # Whoever does not know that there is no manifest leaves its part: rank 0 may be gone, or cut off, after the
         # commit, or the store may have done what it denies; and the save is whole.
-        knows = failure is not None or (isinstance(error, SafedistError) and error.of_another)
+        knows = failure is not None or is_told(error)
         if ranks.rank != 0 and knows and not answer:
             self._clear(lambda: store.withdraw(name, dcp.part_of(ranks.rank)))
         raise error

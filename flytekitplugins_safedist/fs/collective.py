@@ -88,6 +88,7 @@ def _gave_up(group: Group, place: str, outcome: dict[str, Any]) -> FsTimeoutErro
         expected=f"{group.size} ranks",
         hint="see what these ranks do instead: a hang before this point, an early return, a death, or the same call "
         "with another name",
+        of_another=True,
     )
 
 
@@ -128,6 +129,7 @@ def rank_zero_first(per: Literal["job", "node"] = "job", *, timeout: float | Non
             where={"point": what, "rank": str(group), "store": group.meeting.where},
             seen=f"waited {timeout_s(timeout):.1f} s",
             hint="every rank must come here, the first of them too: see what it does instead",
+            of_another=True,
         )
     heed(group, place, what, leader.decode(), timeout_s(timeout, WORK_SECONDS))
     yield
@@ -228,20 +230,20 @@ def heed(group: Group, place: str, what: str, worker: str, seconds: float) -> An
             where={"work": what, "worker": worker, "rank": str(group), "store": group.meeting.where},
             seen=f"no result within {seconds:.1f} s",
             hint="give long work a longer timeout=, or see what the worker is waiting for",
+            of_another=True,
         )
     said = json.loads(told)
     if "error" in said:
-        failed = _failed(what, said)
-        failed.of_another = True
-        raise failed
+        raise _failed(what, said, of_another=True)
     return again(said["result"])
 
 
-def _failed(what: str, said: dict[str, str]) -> WorkFailedError:
+def _failed(what: str, said: dict[str, str], *, of_another: bool = False) -> WorkFailedError:
     return WorkFailedError(
         "the work that one rank does for the others has failed",
         where={"work": what, "worker": said["by"]},
         seen=f"{said['error']}\n{said['traceback']}",
+        of_another=of_another,
     )
 
 

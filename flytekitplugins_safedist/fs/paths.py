@@ -136,7 +136,8 @@ def wait_for(
         kind: "file" or "dir" if only that will do. The other one in its place is an error at once.
         size: the size in bytes that the file must have.
         content: the bytes that the file must hold, or a function of the path that says whether it is right.
-        made_by: who is to make it, for the message ("rank 0", "the download job").
+        made_by: who is to make it ("rank 0", "the download job"), for the message; an error of that one's then comes
+            before this one.
         timeout: seconds; without it SAFEDIST_FS_TIMEOUT, without that five minutes.
 
     Raises:
@@ -206,6 +207,7 @@ def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", 
         expected=expected or None,
         hint="see whether the process that makes it is alive and writes to this same file system; if the file system "
         "only is slow to show it, raise timeout= or SAFEDIST_FS_TIMEOUT",
+        of_another=bool(made_by),
     )
 
 

@@ -323,6 +323,35 @@ def test_a_killed_rank_server_takes_its_ranks_and_all_they_have_started_with_it_
     until(lambda: not any(alive(each[name]) for each in said for name in ("pid", "child")), "all end with the server")
 
 
+WAITS = ["barrier", "wait_for", "rank_zero_first", "the block of rank_zero_first"]
+
+
+def waiting_in_vain(warm: Warm, files: Path, gate: Gate, how: str) -> Running:
+    """A job of which rank 1 has given up waiting for rank 0, and is gone."""
+    environment = {**gate.environment, "TEST_HOW": how}
+    running = warm.start("job_failing:one_waits_in_vain", files, environment=environment, kind="execute")
+    [pid] = gate.heard(1)
+    until(lambda: not alive(int(pid)), "rank 1 gives up")
+    return running
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_who_has_waited_in_vain_for_a_rank_is_not_the_cause_where_that_one_then_fails(warm, tmp_path, ranks_gate, how):
+    running = waiting_in_vain(warm, tmp_path / "job", ranks_gate, how)
+    ranks_gate.let_go(1)
+    error = uploaded_error(running.wait())
+    assert error.code == "USER:ValueError", error.message
+    assert error.message.startswith("rank 0 (local_rank 0) on node 0")
+
+
+def test_a_rank_that_does_not_come_to_a_barrier_is_told_with_where_it_was(warm, tmp_path, ranks_gate):
+    error = uploaded_error(waiting_in_vain(warm, tmp_path / "job", ranks_gate, "barrier").wait())
+    assert error.code == "USER:FsTimeoutError"
+    assert "ranks did not come to the meeting point: 0 [" in error.message.splitlines()[0]
+    [stood] = re.findall(r"Where rank 0 was then:\n((?:  .*\n)+)", error.message)
+    assert "in one_waits_in_vain" in stood
+
+
 def test_a_killed_rank_is_the_cause_though_the_others_wrap_their_loss(warm, tmp_path):
     ended = failed(warm, tmp_path / "job", "", task="losses_are_wrapped", kind="execute")
     error = uploaded_error(ended)

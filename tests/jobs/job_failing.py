@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 from flytekit import current_context, task
@@ -25,7 +26,7 @@ from flytekitplugins_safedist import (
     Timeouts,
     current_rank,
 )
-from flytekitplugins_safedist.fs import barrier
+from flytekitplugins_safedist.fs import barrier, rank_zero_first, wait_for
 from tests.harness.procs import say, wait_for_word
 
 QUICK = Timeouts(stop=0.5, exit=0.5)
@@ -255,6 +256,24 @@ def saves_and_fails() -> str:
     if current_rank().round < 2:
         raise ValueError("and again")
     return str(step)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def one_waits_in_vain() -> None:
+    """Rank 1 has waited for rank 0 for too long before that one fails, as the test says."""
+    how, me = os.environ["TEST_HOW"], current_rank()
+    if me.rank == 0:
+        with rank_zero_first() if how == "the block of rank_zero_first" else nullcontext():
+            wait_for_word()
+            fail("raise")
+    say(str(os.getpid()))
+    if how == "barrier":
+        barrier(timeout=1)
+    elif how == "wait_for":
+        wait_for(me.node_dir / "by rank 0", made_by="rank 0", timeout=1)
+    else:
+        with rank_zero_first(timeout=1):
+            pass
 
 
 def _rounds() -> str:
