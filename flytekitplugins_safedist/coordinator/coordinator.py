@@ -186,6 +186,13 @@ class Coordinator:
         handed to :meth:`on_hang`."""
         return self._state.inquiry.complete() if self._state.phase == "running" else 0
 
+    @property
+    def gone(self) -> list[int]:
+        """Ranks of the last round that have returned, and whose node is not there any more to show them."""
+        state, leads = self._state, self._seats.get(self.me)
+        count = leads.status.ranks if leads is not None else 0
+        return [node * count + place for node in sorted(state.returned & state.absent.keys()) for place in range(count)]
+
     def on_hang(self, round_: Round, hang: HangNotice | None, now: float) -> dict[str, Want]:
         """What the pictures of a round have shown; None where it moves, or nobody can say."""
         self._wake(now)

@@ -27,6 +27,7 @@ from .. import frames
 from ..errors import RendezvousError
 from ..hangs.judge import Hang, judge
 from ..hangs.picture import text
+from ..hangs.processes import Process
 from ..hangs.snapshot import Snapshot
 from ..record.clocks import Ahead, Offset
 from ..store.errors import one_line
@@ -389,12 +390,17 @@ class Server:
             for process, (name, number, snapshots) in self._pictures.items()
             if (name, number) == (str(round_), look)
         }
-        everybody = sorted((each for of_node in some.values() for each in of_node), key=lambda each: each.rank)
+        there = [each for of_node in some.values() for each in of_node]
+        gone = self._coordinator.gone
+        there += [Snapshot(rank, Process(0), time=time.time(), returned=True) for rank in gone]
+        everybody = sorted(there, key=lambda each: each.rank)
         notice = None
         with suppress(RuntimeError):  # the container may have no further thread: at the next look
             judged = self._loop.run_in_executor(None, judge, everybody)
             try:
                 hang = await judged
+                if hang is not None and hang.rank in gone:  # it cannot fail any more
+                    hang = replace(hang, rank=next(r for r in (*hang.culprits, *hang.waiting) if r not in gone))
                 notice = None if hang is None else _notice(hang, look, everybody)
             except Exception as error:  # a defect of ours, which must not pass in silence
                 self._inbox.put(error)

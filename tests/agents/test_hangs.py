@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.job import Job
-from tests.harness.procs import ROOT, until, uploaded_error
+from tests.harness.procs import ROOT, TERM, until, uploaded_error
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,24 @@ def test_a_job_that_tells_its_steps_hangs_where_they_do_not_end(warm, tmp_path: 
     evidence = Path(address).read_text()
     assert ("in [$MY_SECRET]\n" in evidence) == (task == "stands_alone"), "it is called as the secret is"
     assert "stands_alone" not in evidence, "no values of variables"
+
+
+def test_ranks_that_have_returned_hold_up_the_others_also_where_their_node_is_gone(
+    warm, tmp_path: Path, ranks_gate
+) -> None:
+    class Returned(Job):
+        module = "job_hangs"
+        nproc_per_node = 1
+
+    job = Returned(warm, tmp_path / "job", "waits_for_a_node_that_has_returned", more=ranks_gate.environment)
+    leaves, stays = job.start(1), job.start(0)
+    until(job.a_node_is_done, "rank 1 has returned")
+    leaves.signal(TERM)
+    leaves.wait()
+    ranks_gate.let_go(1)
+    message = uploaded_error(stays.wait()).message
+    assert message.startswith("rank 0 (local_rank 0) on node 0")
+    assert "the job does not move: rank 1 has returned from the task's function; step 3 has not ended" in message
 
 
 def test_a_hang_at_the_same_step_again_is_not_tried_again(warm, tmp_path: Path) -> None:

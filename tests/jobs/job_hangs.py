@@ -304,6 +304,20 @@ def stands_before_a_barrier() -> None:
     fs.barrier("everybody")
 
 
+@task(
+    task_config=SafeTorch(
+        nnodes=2, nproc_per_node=1, timeouts=QUICK, hangs=Hangs(action="fail", floor=1, ceiling=2), max_replacements=3
+    )
+)
+def waits_for_a_node_that_has_returned() -> None:
+    """Rank 1 returns at once; rank 0 comes to a barrier when the test says so."""
+    if current_rank().rank == 1:
+        return
+    wait_for_word()
+    tells()
+    fs.barrier("everybody")
+
+
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=5, timeouts=QUICK, hangs=Hangs(floor=1, ceiling=2)))
 def stands_at_the_same_step_again() -> None:
     dist.init_process_group("gloo")

@@ -167,6 +167,12 @@ def test_a_failure_that_only_echoes_ranks_that_returned_is_recoverable_and_names
     assert "same number of collective operations" in text
 
 
+def test_who_has_waited_in_vain_for_ranks_that_returned_has_lost_no_connection():
+    waited = failed(0, of=raised("FsTimeoutError", "ranks did not come", of_another=True))
+    found = judge(waited, OVER, disk=DISK, limit=None, returned=(1,))
+    assert (found.kind, found.code) == (Kind.NON_RECOVERABLE, "USER:FsTimeoutError")
+
+
 def test_an_echo_of_nobody_is_recoverable_and_points_at_the_network():
     found = judge(failed(0, of=ECHO), OVER, disk=DISK, limit=None)
     assert (found.kind, found.code) == (Kind.RECOVERABLE, "USER:PeersLost")
