@@ -494,7 +494,7 @@ class Coordinator:
             self._end_round("a node joins", now, free="a node joins")
         elif state.phase == "running" and (late := self._judge_past()) is not None:
             self._end_round(f"{late.cause}, in an earlier round, and {late.text}", now, free=_LATE)
-        elif state.phase == "ending" and (not state.unsettled or now - state.since > self.rules.patience):
+        elif state.phase == "ending" and (self._is_settled or now - state.since > self.rules.patience):
             self._settle(now)
         if self._state.phase == "forming" and not self.lead.in_doubt:
             self._form(now)
@@ -554,6 +554,11 @@ class Coordinator:
         """Whether a process is known to have no rank left, and to have heard that the round is over."""
         seat = self._seats.get(process)
         return seat is not None and seat.status.phase == "idle" and seat.status.round == self.books.round
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether it is known who is left. Who has lost its connection is back, or lost, in a moment."""
+        return not self._state.unsettled and all(seat.is_linked for seat in self._seats.values())
 
     def _settle(self, now: float) -> None:
         """A round is over, and no rank of it is left: what it costs."""

@@ -847,6 +847,26 @@ def test_where_nobody_can_go_on_without_it_the_error_names_the_machine(rules, of
     assert job.it.books.without == frozenset()
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_whether_enough_are_left_is_known_when_who_has_lost_its_connection_is_back_or_lost(comes_back):
+    job = on_machines(a="m0", b="m1", c="m2")
+    job.fail("c", **BROKEN)
+    job.follow("a", "b")
+    job.lose("b")
+    job.follow("a", "c")
+    if comes_back:
+        job.linked.add("b")
+        job.say("b")
+        job.follow()
+        assert job.members == {"a", "b"}
+        assert job.it.books.without == {"m2"}
+        return
+    job.wait(RANGE.grace + 2 * STEP)
+    job.look()  # b may have gone to another leader
+    assert job.it.verdict.text.startswith("the same Xid 79 would come again. It was on node c")
+    assert job.it.books.without == frozenset()
+
+
 # --- checks before the first rank -------------------------------------------------------------------------------------
 CHECKED = replace(FIXED, checks=True)
 
