@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..coordinator.books import NO_LEADER
 from ..coordinator.sign import Sign, StoreLook
 from ..fs.atomic import atomic_write
 from ..store.patience import within
@@ -13,6 +15,8 @@ from ..store.put_new import path_of
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider
+
+logger = logging.getLogger(__name__)
 
 NAME = ".safedist-leader.json"
 """Of the object; hidden, for it is nobody's output."""
@@ -38,6 +42,7 @@ class LeaderStore:
         self.address = f"{prefix.rstrip('/')}/{NAME}"
         self._access = access
         self._is_decided = is_decided
+        self._told: bytes | None = None  # what was there in place of a sign
 
     def look(self) -> StoreLook:
         """What is there."""
@@ -66,7 +71,13 @@ class LeaderStore:
                 data = path.read_bytes()
         except FileNotFoundError:
             return None
-        return Sign.parse(data)
+        try:
+            return Sign.parse(data)
+        except ValueError as error:  # the other nodes say who has led the job
+            if data != self._told:
+                logger.warning(f"{self.address} is {error}; the next leader puts its own there")
+            self._told = data
+            return Sign(NO_LEADER)
 
 
 class NoStore:

@@ -42,7 +42,7 @@ class Sign(DataClassDictMixin):
         try:
             return cls.from_dict(json.loads(content))
         except Exception as error:  # mashumaro's, of any type
-            raise ValueError(f"not a leader's sign: {content[:200]!r}") from error
+            raise ValueError(f"no sign of who leads this job: {content[:200]!r}") from error
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StoreLook:
 
     Attributes:
         since: when the look was begun, by this process's clock.
-        sign: the leader's.
+        sign: the leader's; of no leader, where one has left what nobody can read.
         is_decided: the attempt's verdict is there.
     """
 

@@ -123,6 +123,19 @@ def test_the_other_node_is_lost_while_it_looks_for_node_0(warm, tmp_path, ranks_
     goes_on(job, *pods)
 
 
+def test_a_sign_in_the_store_that_is_damaged_is_told_and_keeps_no_new_leader_waiting(warm, tmp_path, ranks_gate: Gate):
+    job = OnePrefix(warm, tmp_path, "torch", "gate", ranks_gate.environment)
+    lost, other = job.start(0), job.start(1)
+    ranks_gate.heard(4)
+    end(lost, KILL)
+    sign = job.outputs / ".safedist-leader.json"
+    sign.write_bytes(b'{"leader": {"te')
+    again = job.start(0)
+    ranks_gate.let_go(12)
+    said = goes_on(job, again, other)[0].err
+    assert f"""{sign} is no sign of who leads this job: b'{{"leader": {{"te'""" in said
+
+
 def test_both_nodes_are_lost_at_once(warm, tmp_path, ranks_gate: Gate):
     job = OnePrefix(warm, tmp_path, "torch", "gate", ranks_gate.environment)
     pods = job.start(0), job.start(1)

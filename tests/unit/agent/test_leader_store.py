@@ -10,7 +10,7 @@ import pytest
 
 from flytekitplugins_safedist.agent import leader_store
 from flytekitplugins_safedist.agent.leader_store import LeaderStore
-from flytekitplugins_safedist.coordinator.books import Leader
+from flytekitplugins_safedist.coordinator.books import NO_LEADER, Leader
 from flytekitplugins_safedist.coordinator.sign import Sign
 from tests.harness.moto_s3 import BUCKET, S3
 
@@ -43,6 +43,20 @@ def test_a_sign_is_put_over_the_one_before_in_s3(s3: S3) -> None:
     s3.put("something", b"")  # the bucket is there
     store = s3fs.S3FileSystem(key="test", secret="test", endpoint_url=s3.endpoint)
     put_twice_and_read(LeaderStore(f"s3://{BUCKET}/attempt-0/", Access(store), lambda: False))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"[]", b'{"leader": {"te', b'{"leader": {"term": 1}}'])
+def test_what_is_no_sign_is_nobodys_and_told_and_put_over(tmp_path: Path, content: bytes, caplog: Any) -> None:
+    place = LeaderStore(str(tmp_path), Access(), lambda: True)  # type: ignore[arg-type]
+    Path(place.address).write_bytes(content)
+    place.look()
+    look = place.look()
+    assert (look.sign, look.is_decided) == (Sign(NO_LEADER), True), "somebody has led the job"
+    [said] = caplog.messages
+    assert place.address in said
+    assert repr(content)[:50] in said
+    place.put(Sign(Leader(1, "node 0"), 1))
+    assert place.look().sign == Sign(Leader(1, "node 0"), 1)
 
 
 def test_a_store_that_never_answers_is_an_error_and_the_next_look_another_one(tmp_path: Path, monkeypatch: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flytekitplugins_safedist.coordinator.books import NO_ROUND, Books, Cause, Leader, Memory, Outcome, Round
+from flytekitplugins_safedist.coordinator.books import NO_LEADER, NO_ROUND, Books, Cause, Leader, Memory, Outcome, Round
 from flytekitplugins_safedist.coordinator.coordinator import FENCED
 from flytekitplugins_safedist.coordinator.messages import Floor, HangNotice, Save
 from flytekitplugins_safedist.coordinator.sign import Sign
@@ -89,6 +89,15 @@ def test_a_range_waits_for_further_nodes_once_the_minimum_is_there_and_not_witho
     job.wait(RANGE.last_call - STEP)
     assert job.members == set()
     job.wait(STEP)
+    assert job.members == {"a", "b"}
+
+
+def test_who_finds_a_sign_that_nobody_can_read_is_not_the_first_and_waits_for_those_who_know_more():
+    job = Job(RANGE, sign=Sign(NO_LEADER))
+    job.come("a", "b")
+    job.wait(RANGE.last_call + STEP)
+    assert job.members == set()
+    job.wait(RANGE.heartbeat + RANGE.grace)
     assert job.members == {"a", "b"}
 
 
