@@ -398,6 +398,7 @@ class Ranks:
         status = Status.KILLED if code is not None and code < 0 else Status.EXITED
         if code == 0 and member.page.runs_script:
             status = Status.SUCCEEDED
+            member.page.leave()  # else a pod that is told to stop waits for a save of its
         if self._stopping_since_ns is not None and time_ns > self._stopping_since_ns:
             status = Status.STOPPED
         outcome = replace(_outcome_of(member, status, exit_code=code), time_ns=time_ns)

@@ -155,6 +155,10 @@ class AgentPage:
         """How long the rank's node stays at most when it is told to stop. Said once, before the rank starts."""
         self._words[_STAYS] = round(seconds * 1000)
 
+    def leave(self) -> None:
+        """The rank has ended well, and could not say so: see :meth:`RankPage.leave`."""
+        self._words[_LEFT] = 1
+
     def preempt(self) -> None:
         """Tell the rank that a node of the job was told to stop."""
         self._words[_PREEMPTED] = 1

@@ -12,7 +12,7 @@ import pytest
 
 from tests.agents import test_elastic
 from tests.harness.job import Job
-from tests.harness.procs import KILL, TERM, Gate, Running, until, uploaded_output
+from tests.harness.procs import KILL, TERM, Gate, Running, alive, until, uploaded_output
 from tests.harness.product import agreement
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
@@ -279,6 +279,36 @@ def test_a_single_pods_ranks_that_return_meanwhile_have_done_the_job(warm, tmp_p
     ended = pod.wait()
     assert uploaded_output(ended) == "done in round 0", ended.err
     assert ended.code == 0
+
+
+ENDS_BEFORE_THE_OTHER = """
+import os
+from flytekitplugins_safedist import current_rank
+from tests.harness.procs import say
+
+me = current_rank()
+say(f"{os.getpid()} {me.preempted}")
+if me.rank == 1:
+    os._exit(0)
+while not me.preempted:
+    pass
+say("rank 0 has saved")
+me.saved()
+while True:
+    pass
+"""
+
+
+def test_a_rank_whose_script_has_ended_at_once_keeps_no_pod_that_is_told_to_stop(warm, tmp_path, ranks_gate: Gate):
+    script = tmp_path / "script.py"
+    script.write_text(ENDS_BEFORE_THE_OTHER)
+    environment = {**ranks_gate.environment, "SAFEDIST_GRACE_SECONDS": "30000", "TEST_SCRIPT": str(script)}
+    pod = warm.start("job_preempted:by_script", tmp_path / "pod", environment=environment, kind="execute")
+    pids = [int(line.split()[0]) for line in ranks_gate.heard(2)]
+    until(lambda: not all(map(alive, pids)), "rank 1 has ended")
+    pod.signal(TERM)
+    assert ranks_gate.heard(1) == ["rank 0 has saved"]
+    assert pod.wait().left == []
 
 
 class PreemptedRange(test_elastic.Range):

@@ -11,6 +11,7 @@ from flytekit import task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
 from flytekitplugins_safedist.checkpoint import Checkpoints
+from flytekitplugins_safedist.run import run_script
 from tests.harness.procs import say, wait_for_word
 from tests.harness.product import context
 
@@ -131,6 +132,11 @@ def looks_late_on_node_1() -> str:
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=TIMEOUTS))
 def done_alone() -> str:
     return done()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=replace(TIMEOUTS, preemption=20_000)))
+def by_script() -> None:
+    run_script(os.environ["TEST_SCRIPT"])
 
 
 @task(task_config=SafeTorch(timeouts=replace(TIMEOUTS, preemption=float(os.environ.get("TEST_PREEMPTION", "60")))))
