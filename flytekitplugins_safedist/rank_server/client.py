@@ -71,6 +71,7 @@ class RankServer:
         self._ended: list[EndedRank] = []
         self._started: set[int] = set()
         self._answers: list[dict[str, Any]] = []
+        self._unsent = bytearray()
         self._taking = 0
         self._imported = Imported("start_method='spawn'", (), {})
         self._exit_code: int | None = None
@@ -217,8 +218,17 @@ class RankServer:
         return self._answer(op, timeout)
 
     def _send(self, op: str, **request: Any) -> None:
+        self._unsent += frames.packed(json.dumps({"op": op, **request}).encode())
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what the connection takes. A server that imports, or is frozen, reads nothing: whoever waits for its
+        answer, which has a deadline, sends the rest."""
         try:
-            self._connection.sendall(frames.packed(json.dumps({"op": op, **request}).encode()))
+            while self._unsent:
+                del self._unsent[: self._connection.send(self._unsent, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            return
         except OSError:
             raise self._lost() from None
 
@@ -243,9 +253,11 @@ class RankServer:
         return answer
 
     def _is_readable(self, wait: float) -> bool:
+        """Whether something has come; returns early where more can be sent."""
+        self._flush()
         look = select.poll()  # select() fails from the 1024th descriptor of this process on
-        look.register(self._connection, select.POLLIN)
-        return bool(look.poll(wait * 1000))
+        look.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        return any(event & ~select.POLLOUT for _, event in look.poll(wait * 1000))
 
     def _receive(self, wait: float) -> None:
         if not self._is_readable(wait):

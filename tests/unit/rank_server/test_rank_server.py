@@ -209,6 +209,28 @@ def test_an_import_without_end_is_an_error_at_its_deadline_and_closing_does_not_
     assert not alive(server._pid)
 
 
+MUCH = {"MUCH": "x" * 1_000_000}
+"""More than a connection takes that nobody reads."""
+
+
+def test_what_is_too_much_for_a_server_that_imports_waits_no_longer_than_for_the_answer(server, tmp_path):
+    (tmp_path / "site-packages" / "endless.py").write_text(ENDLESS)
+    server.take(["import endless"], environment=os.environ)
+    server.take([], environment=MUCH)
+    with pytest.raises(LaunchError, match="did not answer 'take' in time"):
+        server.ready(1.0)
+    server.close()
+    assert not alive(server._pid)
+
+
+def test_a_server_that_somebody_has_frozen_hears_all_of_an_order(server, tmp_path):
+    os.kill(server._pid, signal.SIGSTOP)
+    orders = [replace(order(tmp_path, each), environment={**os.environ, **MUCH}) for each in "ab"]
+    with pytest.raises(LaunchError, match="could not start"):  # for the kernel the variable is too long
+        server.start(job(tmp_path), orders, fork=False, timeout=DEADLINE)
+    assert len(start(server, tmp_path, fork=True)) == 2
+
+
 def test_a_server_that_has_given_way_to_a_copy_serves_on_under_its_number(server, tmp_path):
     thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     found = take(server, tmp_path, starts=thread, quiet="X = 1")
