@@ -479,6 +479,17 @@ def test_the_users_word_wins_over_disks_and_stores() -> None:
     assert of(both).failure is Failure.FULL_DISK
 
 
+class TryAgain(CheckpointError, FlyteRecoverableException):  # type: ignore[misc]
+    """A user's class, of one of ours."""
+
+
+@pytest.mark.parametrize("cause", [ConnectionError("x"), StorageError("x")])
+def test_what_a_store_that_was_away_has_the_users_code_raise_is_what_the_user_calls_it(cause: Exception) -> None:
+    assert of(raised_from(cause, CheckpointError("x"))).failure is Failure.STORAGE
+    assert of(raised_from(cause, TryAgain("x"))).failure is Failure.RECOVERABLE
+    assert of(raised_from(cause, StepFailed("x"))).failure is Failure.OWN
+
+
 # --- the tables of numbers --------------------------------------------------------------------------------------------
 def test_each_signal_has_a_likely_reason_and_an_unknown_one_its_name_or_number() -> None:
     assert (
