@@ -153,5 +153,4 @@ def _not_all(store: TorchStore, rank: int, size: int, name: str, limit: float) -
         seen=f"waited {limit:.1f} s",
         expected="every rank, at the same point of the program",
         hint="see what these ranks do instead: they may be late, hang, or not call the helpers of fs",
-        of_another=True,
     )
