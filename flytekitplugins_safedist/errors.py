@@ -32,7 +32,7 @@ class SafedistError(Exception):
     """
 
     code: str = ""
-    of_another: bool
+    of_another: bool = False  # also of a class of the user's that does not call the constructor
     what: str
     where: Mapping[str, object]
     seen: object

@@ -400,7 +400,8 @@ class Server:
             try:
                 hang = await judged
                 if hang is not None and hang.rank in gone:  # it cannot fail any more
-                    hang = replace(hang, rank=next(r for r in (*hang.culprits, *hang.waiting) if r not in gone))
+                    left = [rank for rank in (*hang.culprits, *hang.waiting) if rank not in gone]
+                    hang = replace(hang, rank=left[0]) if left else None
                 notice = None if hang is None else _notice(hang, look, everybody)
             except Exception as error:  # a defect of ours, which must not pass in silence
                 self._inbox.put(error)

@@ -358,6 +358,17 @@ def test_what_another_rank_has_told_of_its_failure_is_an_echo_whatever_is_made_o
     assert not of(wrap(CheckpointError("mine"), StepFailed("x"))).of_another
 
 
+def test_a_users_class_of_one_of_ours_that_does_not_call_the_constructor_is_recorded() -> None:
+    class Bare(CheckpointError):
+        def __init__(self) -> None:
+            Exception.__init__(self, "bare")
+
+        def __str__(self) -> str:
+            return "bare"
+
+    assert not of(Bare()).of_another
+
+
 def test_whether_another_ranks_failure_comes_again_is_for_that_one_to_say() -> None:
     assert not of(failed_elsewhere(1, "OSError: full")).repeats
     assert of(CheckpointError("mine")).repeats
