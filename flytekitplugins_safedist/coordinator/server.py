@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from .. import frames
 from ..errors import RendezvousError
+from ..failures import Outlook, outlook
 from ..hangs.judge import Hang, judge
 from ..hangs.picture import text
 from ..hangs.processes import Process
@@ -376,7 +377,12 @@ class Server:
                     return
         except Exception as error:  # whatever the store's client raises; or the container may have no further thread
             if self._is_well:
-                self._say(f"the sign that this node leads the job cannot be put into the store: {one_line(error)}")
+                # S3 says so, too, of what is not there yet, to whom may not list.
+                is_denied = outlook(error) is Outlook.DENIED
+                why = f"{one_line(error)}{' (pods have to get, put and list there)' if is_denied else ''}"
+                waits = f"nothing begins or ends meanwhile, for {self._rules.upload:g} s at most"
+                follows = waits if self._coordinator.lead.in_doubt else "the job goes on"
+                self._say(f"the sign that this node leads the job cannot be put into the store: {why}; {follows}")
             self._is_well = False
         finally:
             self._is_renewing = False

@@ -348,14 +348,22 @@ def test_a_leader_that_hears_of_a_newer_one_turns_nodes_away_when_it_has_looked(
     node.link.close()
 
 
-def test_a_store_that_is_away_is_told_once_and_nothing_begins(caplog) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConnectionError("https://store/sign?sig=secret refused"), "ConnectionError: https://store/sign?... refused"),
+        (PermissionError("Forbidden"), "PermissionError: Forbidden (pods have to get, put and list there)"),
+    ],
+    ids=["away", "refused"],
+)
+def test_a_store_that_is_away_is_told_once_and_nothing_begins(error, told) -> None:
     looks = threading.Semaphore(0)
     said: list[str] = []
 
     class Away:
         def look(self) -> Any:
             looks.release()
-            raise ConnectionError("https://store/sign?sig=secret refused")
+            raise error
 
         def put(self, sign: Any) -> None:
             raise AssertionError
@@ -367,7 +375,7 @@ def test_a_store_that_is_away_is_told_once_and_nothing_begins(caplog) -> None:
         assert looks.acquire(timeout=60)
     node.link.close()
     server.close()
-    assert [line.endswith("ConnectionError: https://store/sign?... refused") for line in said] == [True]
+    assert [line.endswith(f": {told}; nothing begins or ends meanwhile, for 3600 s at most") for line in said] == [True]
     assert inbox.empty()
 
 
