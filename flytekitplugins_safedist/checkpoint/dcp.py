@@ -104,17 +104,19 @@ def manifest_of(store: Store, save: str, draft: Manifest, tables: Mapping[str, l
     Args:
         store: where.
         save: its directory.
-        draft: the manifest, but for what is in the files.
+        draft: the manifest, but for what is in the files; of its items the paths, in the order of the state's own.
         tables: by file, what :func:`write` has returned.
 
     Raises:
         CheckpointError: rank 0 does not see a file; or the pieces do not make up the tensors.
     """
     sizes = {part: size for part, (size, _, _) in tables.items()}
-    items, for_tools = dict[str, dict[str, Any]](), dict[tuple[str, int], Any]()
+    items: dict[str, dict[str, Any]] = {json.dumps(item["path"]): {} for item in draft.items}
+    for_tools = dict[tuple[str, int], Any]()
     for part, table in zip(tables, _read_tables(store, save, tables), strict=True):
         for path, size, dtype, offsets, shape, at, length, crc, torchs in table:
-            item = items.setdefault(json.dumps(path), {"path": path, "size": size, "dtype": dtype, "chunks": []})
+            item = items.setdefault(json.dumps(path), {})
+            item.update({} if item else {"path": path, "size": size, "dtype": dtype, "chunks": []})
             if (size, dtype) != (item["size"], item["dtype"]):
                 raise CheckpointError("ranks hold tensors of different sizes under one name", where={"state": path})
             item["chunks"].append([offsets, shape, part, at, length, crc])
@@ -165,9 +167,7 @@ def _for_torchs_tools(items: Sequence[Mapping[str, Any]], where: Mapping[tuple[s
                 chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
                 data = TensorWriteData(chunk, TensorProperties(dtype=dtype_of(item["dtype"])), torch.Size(size))
             if index in stored:
-                raise CheckpointError(
-                    "two values have one name, joined by dots, or two ranks one piece", where={"state": name}
-                )
+                raise CheckpointError("two ranks have written one piece", where={"state": name})
             writes.append(WriteItem(index, kind, tensor_data=data))
             stored[index] = torch_inside.storage_info(part, *where[part, at])
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)

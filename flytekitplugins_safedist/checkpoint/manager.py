@@ -402,7 +402,9 @@ class Checkpoints:
         save = ranks.agree(call, step, self._open, failure=collect(of_models=False))
         if save is None:
             return
-        mine = pieces.to_write(mine, ranks, call, collect(of_models=True))
+        failure = collect(of_models=True)
+        items = [{"path": piece.path} for piece in mine]
+        mine = pieces.to_write(mine, ranks, call, failure)
         self._buffers = buffers = self._buffers or dcp.Buffers()
         failure = failure_of(lambda: buffers.copy(mine))
         still = time.monotonic() - began
@@ -411,7 +413,7 @@ class Checkpoints:
         if self._timer is not None:
             self._timer.begin()
         own = [name for name, value in state.items() if states.is_own(value)]
-        draft = Manifest(step, ranks.size, [*state], own, self._job, self._back_to)
+        draft = Manifest(step, ranks.size, [*state], own, self._job, self._back_to, items=items)
         store, name = self._use(save["place"]), save["name"]
         # In this context: flytekit's way to the store, credentials and all, is found through it.
         write = context.saving(background=True)(lambda: self._write(failure, store, name, draft, still))

@@ -93,7 +93,7 @@ def is_tensor(value: Any) -> bool:
         is_sum = isinstance(value, DTensor) and any(each.is_partial() for each in value.placements)
         return not is_sum and all(is_tensor(part) for _, part in parts(value))
     is_torchs = isinstance(value, torch.Tensor) and type(value.detach()) is torch.Tensor
-    return is_torchs and value.layout == torch.strided and not value.is_quantized
+    return is_torchs and value.layout == torch.strided and not value.is_quantized and not value.is_meta
 
 
 def parts(value: Any) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
@@ -144,7 +144,7 @@ def marks(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    octets = tensor.detach().contiguous().flatten().view(torch.uint8)
+    octets = tensor.detach().resolve_conj().contiguous().flatten().view(torch.uint8)
     return octets if octets.device.type == "cpu" else sums(octets)
 
 
@@ -162,10 +162,10 @@ def to_write(pieces: Sequence[Piece], ranks: JobRanks, call: str, failure: BaseE
     """Of the pieces that this rank holds, those that it is to write. A collective.
 
     Raises:
-        CheckpointError: ranks hold different content under one name; or one has failed.
+        CheckpointError: two values have one name; ranks hold different content under one; or one has failed.
     """
     sets: dict[str, list[Any]] = {}
-    failure = failure or failure_of(lambda: sets.update(_sets([p for p in pieces if p.holders != (ranks.rank,)])))
+    failure = failure or failure_of(lambda: sets.update(_sets(pieces, ranks.rank)))
     word = {key: zlib.crc32(repr(held).encode()) if key else held for key, held in sets.items()}
     writers = ranks.agree(call, word, _writers, failure=failure)
     if writers is None:
@@ -175,11 +175,16 @@ def to_write(pieces: Sequence[Piece], ranks: JobRanks, call: str, failure: BaseE
     return [piece for piece in pieces if piece.holders == (ranks.rank,) or writers[piece.name] == ranks.rank]
 
 
-def _sets(pieces: Sequence[Piece]) -> dict[str, list[Any]]:
+def _sets(pieces: Sequence[Piece], me: int) -> dict[str, list[Any]]:
     """For each set of ranks what they hold together: its names, marks, and sizes in bytes, in one order."""
-    numbers = iter(marks([piece.data for piece in pieces if piece.size is not None]))
-    sets: dict[str, list[Any]] = {}
+    paths: dict[str, Path] = {}
     for piece in pieces:
+        if paths.setdefault(flat(piece.path), piece.path) != piece.path:
+            raise CheckpointError("two values have one name, joined by dots", where={"state": flat(piece.path)})
+    common = [piece for piece in pieces if piece.holders != (me,)]
+    numbers = iter(marks([piece.data for piece in common if piece.size is not None]))
+    sets: dict[str, list[Any]] = {}
+    for piece in common:
         of_value = piece.size is None
         number, size = (zlib.crc32(piece.data), len(piece.data)) if of_value else (next(numbers), piece.data.nbytes)
         sets.setdefault(",".join(map(str, piece.holders)), []).append([piece.name, number, size])

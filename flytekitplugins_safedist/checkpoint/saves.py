@@ -25,7 +25,7 @@ MANIFEST = "manifest.json"
 METADATA = ".metadata"
 """torch's own record, for its tools: the file before the last."""
 FORMAT = 1
-_SAVE = re.compile(r"step-(?P<step>\d{12})\.(?P<ms>\d{13,})\.[0-9a-f]{8}")
+_SAVE = re.compile(r"step-(?P<step>\d{12,})\.(?P<ms>\d{13,})\.[0-9a-f]{8}")
 
 Directories = list[tuple[str, set[str]]]
 """What a place holds: see :func:`directories`."""

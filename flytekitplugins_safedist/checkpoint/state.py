@@ -510,7 +510,7 @@ def _of_its_type(given: Any, loaded: Any) -> Any:
 
 def _filled(live: Any, loaded: Any) -> Any:
     """What was loaded, in the user's own lists and dicts where there are some."""
-    if type(live) is type(loaded) is dict:
+    if type(live) in (dict, OrderedDict) and type(loaded) in (dict, OrderedDict):
         inner = {key: _filled(live.get(key), each) for key, each in loaded.items()}
         live.clear()
         live.update(inner)

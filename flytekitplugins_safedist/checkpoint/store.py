@@ -21,6 +21,7 @@ from ..errors import CheckpointError, FsTimeoutError, PathBlockedError
 from ..failures import Outlook, outlook
 from ..fs import atomic_write, ensure_dir, wait_for
 from ..fs.atomic import fsync_dir
+from ..fs.oserrors import Backoff, explain
 from ..fs.paths import refresh
 from ..store.errors import Retry, one_line
 
@@ -151,6 +152,7 @@ class Store:
 
         Raises:
             FileNotFoundError: a file is not there, or not of that size.
+            FsError: it cannot be read.
         """
         if not self._on_disk:
             there = self._list(save)
@@ -170,10 +172,7 @@ class Store:
                 wait_for(path, size=sizes[name], timeout=LATE_SECONDS)
             except (FsTimeoutError, PathBlockedError) as error:
                 raise FileNotFoundError(f"{path} is not there with {sizes[name]} bytes") from error
-            with path.open("rb") as file:
-                for _, offset, length in some:
-                    file.seek(offset)
-                    yield file.read(length)
+            yield from _parts_of(path, some)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a save with all that is in it; what is gone already is no error."""
@@ -200,7 +199,7 @@ class Store:
 
     def _ask(self, what: str, action: Callable[[], Any], late: str = "") -> Any:
         """What the store answers, asked again while its error may pass; None where nothing is there."""
-        retry = Retry(PATIENCE_SECONDS, first=0.5, longest=15.0)
+        retry, of_disk = Retry(PATIENCE_SECONDS, first=0.5, longest=15.0), Backoff()
         if late and self._on_disk:
             refresh(late)  # or this client may only remember that it is not there
         while True:
@@ -209,6 +208,8 @@ class Store:
             except Exception as error:
                 if isinstance(error, NotADirectoryError) or outlook(error) is Outlook.MISSING:
                     return None
+                if self._on_disk and isinstance(error, OSError) and of_disk.allows(error):
+                    continue
                 pause = None if self._on_disk else retry.pause(error)
                 if pause is None:
                     raise CheckpointError(
@@ -219,6 +220,26 @@ class Store:
                     ) from error
                 logger.info(f"{self.url}: {what} failed: {one_line(error)}; trying again in {pause:.1f} s")
             time.sleep(pause)
+
+
+def _parts_of(path: Path, ranges: Iterable[Range]) -> Iterator[bytes]:
+    """Parts of a file, which is opened again where it cannot be read for a moment."""
+    with contextlib.ExitStack() as opened:
+        file: IO[bytes] | None = None
+        for _, offset, length in ranges:
+            retry, data = Backoff(), None
+            while data is None:
+                try:
+                    file = file or opened.enter_context(path.open("rb"))
+                    file.seek(offset)
+                    data = file.read(length)
+                except FileNotFoundError:
+                    raise
+                except OSError as error:
+                    file = None
+                    if not retry.allows(error):
+                        raise explain(error, path, "read it") from error
+            yield data
 
 
 def _unless_gone(_work: object, _path: str, error: tuple[Any, BaseException, Any]) -> None:

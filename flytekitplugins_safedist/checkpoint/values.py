@@ -86,7 +86,7 @@ _HELD: dict[Any, Callable[[Any, str], Any]] = {
 
 def _refusal(value: Any, name: str) -> CheckpointError:
     what = " of which this rank holds a part" if is_part(value) else ""
-    what = what or (f", {value.layout}" if isinstance(value, torch.Tensor) else "")
+    what = what or (f", {value.layout} on {value.device}" if isinstance(value, torch.Tensor) else "")
     return CheckpointError(
         "this value cannot be saved",
         where={"state": name},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flytekitplugins_safedist.errors import FsIoError
 from tests.checkpoint import points
 from tests.checkpoint.lives import Kill, Life, faults, lived
 from tests.harness.fusefs import FuseMount, require
@@ -37,6 +38,32 @@ def test_a_part_that_is_late_is_waited_for(nodes):
     with one.part("step-1/part") as file:
         file.write(b"whole")
     assert list(two.read("step-1", {"part": 5}, [("part", 3, 2), ("part", 0, 3)])) == [b"le", b"who"]
+
+
+@pytest.mark.parametrize("code", ["EIO", "ESTALE"])
+@pytest.mark.parametrize(
+    ("op", "match"), [("readdir", "*"), ("open", "*manifest.json"), ("read", "*manifest.json"), ("read", "*part")]
+)
+def test_what_fails_for_a_moment_is_read_again(nodes, op, match, code):
+    one, save = Store(str(nodes[0].path)), "step-1"
+    one.make(save)
+    with one.part(f"{save}/part") as file:
+        file.write(b"whole")
+    one.put(f"{save}/manifest.json", b"of it")
+    nodes[0].set(faults=[{"op": op, "errno": code, "first": 2, "match": match}])
+    assert one.saves() == {save: {"part", "manifest.json"}}
+    assert one.get(f"{save}/manifest.json") == b"of it"
+    assert list(one.read(save, {"part": 5}, [("part", 0, 3), ("part", 3, 2)])) == [b"who", b"le"]
+
+
+def test_a_part_that_cannot_be_read_is_an_error_that_names_it(nodes):
+    one = Store(str(nodes[0].path))
+    one.make("step-1")
+    with one.part("step-1/part") as file:
+        file.write(b"whole")
+    nodes[0].set(faults=[{"op": "read", "errno": "EIO", "match": "*part"}])
+    with pytest.raises(FsIoError, match=r"path=.*step-1/part"):
+        list(one.read("step-1", {"part": 5}, [("part", 0, 5)]))
 
 
 @pytest.mark.parametrize(("rank", "arrival"), [(0, 2), (1, 2)])

@@ -276,6 +276,16 @@ def test_a_later_attempt_finds_what_an_earlier_one_has_saved(tmp_path):
     assert again.restore(fresh()) == 9
 
 
+def test_a_step_of_more_digits_than_a_name_is_filled_up_to_is_found_again(place):
+    """Who counts tokens comes there."""
+    ckpt = Checkpoints(place, every=None, keep=1)
+    for step in (2, 10**12, 15 * 10**12):
+        ckpt.save(step, fresh(3), force=True)
+    ckpt.wait()
+    assert ckpt.steps() == [15 * 10**12]
+    assert resumed(place) == (15 * 10**12 + 1, 3.0, 3)
+
+
 def test_all_that_cannot_work_is_said_at_once(place):
     with pytest.raises(ConfigError, match=r"2 problems: keep=0 .*; every=0 "):
         Checkpoints(place, keep=0, every=0)
@@ -430,8 +440,9 @@ def test_a_step_is_chosen(three):
         ((one for one in ()), r"state=x\].*generator"),
         ({"kept": threading.Lock()}, r"state=x\.kept\].*lock"),
         ([1, {"kept": threading.Lock()}], r"state=x\.1\.kept\].*lock"),
+        ([torch.empty(2, device="meta")], r"state=x\.0\].*torch.strided on meta"),
     ],
-    ids=["alone", "in a dict", "in a list"],
+    ids=["alone", "in a dict", "in a list", "a tensor without content"],
 )
 def test_what_cannot_be_saved_is_refused_at_the_first_call(place, value, said):
     with pytest.raises(CheckpointError, match=said):
@@ -480,10 +491,11 @@ def test_a_state_dict_of_dicts_and_lists_comes_back_as_it_was(place):
     assert repr(state) == repr({"tree": tree})
 
 
-def test_two_values_of_one_flat_name_are_refused(place):
-    tree = {"a.b": torch.ones(1), "a": {"b": torch.ones(2)}}
-    with pytest.raises(CheckpointError, match=r"state=tree\.a\.b"), Checkpoints(place) as ckpt:
-        ckpt.save(0, {"tree": tree}, force=True)
+@pytest.mark.parametrize("other", [torch.ones(2), 1], ids=["two tensors", "a tensor and a number"])
+def test_two_values_of_one_flat_name_are_refused_at_once(place, other):
+    tree = {"a.b": other, "a": {"b": torch.ones(1)}}
+    with pytest.raises(CheckpointError, match=r"one name, joined by dots \[state=tree\.a\.b\]"):
+        Checkpoints(place).save(0, {"tree": tree}, force=True)
 
 
 # --- models and optimizers --------------------------------------------------------------------------------------------
@@ -680,6 +692,16 @@ def test_the_users_own_lists_dicts_and_tensors_are_filled(place):
     assert (state["history"] is history, state["ema"] is ema, ema["a"] is tensor) == (True, True, True)
     assert (history, tensor.tolist(), state["name"]) == ([2.5, 3.5], [0.0, 0.0], "x")
     assert repr(ema["b"]) == "(tensor([0.]), 4)"
+
+
+def test_an_ordered_dict_of_the_users_stays_one(place):
+    with Checkpoints(place) as ckpt:
+        ckpt.save(0, {"bank": OrderedDict(b=torch.ones(1), a=torch.zeros(1))}, force=True)
+    state = {"bank": OrderedDict(a=torch.ones(1))}
+    before = state["bank"]
+    Checkpoints(place).restore(state)
+    assert state["bank"] is before
+    assert repr(before) == repr(OrderedDict(b=torch.ones(1), a=torch.zeros(1)))
 
 
 def test_a_tensor_of_another_type_or_that_overlaps_itself_is_replaced_not_cast(place):
@@ -1015,6 +1037,10 @@ def test_numbers_that_change_their_places_in_the_middle_of_a_tensor_change_its_m
     of_a_device = [sums(each.view(torch.uint8)) for each in (tensor, *other)]
     assert len({bytes(each.tolist()) for each in of_a_device}) == 4
     assert len(of_a_device[0]) < 0.05 * tensor.nbytes
+
+
+def test_a_view_that_is_conjugated_as_it_is_read_has_the_mark_of_what_it_shows():
+    assert marks([torch.tensor([1 + 2j]).conj()]) == marks([torch.tensor([1 - 2j])])
 
 
 def test_what_a_failed_save_could_not_remove_goes_with_the_next_commit(place, monkeypatch):
