@@ -180,17 +180,15 @@ def _create(draft: Path, target: Path, permissions: int | None) -> int:
 def fsync_dir(path: Path) -> None:
     """Bring the names in a directory to stable storage. File systems that cannot (EINVAL) promise nothing there."""
 
-    def sync() -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-        finally:
-            os.close(handle)
-
-    retry_os_call(sync, path, "bring the directory to stable storage")
+    doing = "bring the directory to stable storage"
+    handle = retry_os_call(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY), path, doing)
+    try:
+        os.fsync(handle)  # never again, as of a file
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise explain(error, path, doing) from error
+    finally:
+        os.close(handle)
 
 
 def fsync_tree(root: Path) -> None:

@@ -281,7 +281,7 @@ def _below(filesystem: Any, path: str, draft: Path) -> tuple[list[str], list[str
     root = str(filesystem.info(path.rstrip("/") or "/")["name"]).rstrip("/")
     files, places = [], []
     for name, about in sorted(filesystem.find(root or "/", withdirs=True, detail=True).items()):
-        below = os.path.relpath(name, root or "/")
+        below = os.path.relpath(f"/{name.lstrip('/')}", f"/{root.lstrip('/')}")  # an archive's names have no root
         if below.partition("/")[0] == "..":
             raise DownloadError("a name in this directory leads out of it", seen=name, expected=f"a name below {root}")
         if below == ".":

@@ -42,7 +42,8 @@ def ensure_dir(path: str | os.PathLike[str], *, mode: int = 0o777, timeout: floa
         FsAccessError, ReadOnlyFsError, NoSpaceError, StaleHandleError, FsIoError: as the errno says.
         FsTimeoutError: the server says that it exists, but it did not become visible.
     """
-    target, limit, began = os.fspath(path), timeout_s(timeout), time.monotonic()
+    given, limit, began = os.fspath(path), timeout_s(timeout), time.monotonic()
+    target = given.rstrip("/") or given  # with a slash at the end the kernel says other things of what is in the way
     pause, retry, seen = _own_pauses(), Backoff(), ""
     while True:
         try:
@@ -73,7 +74,7 @@ def ensure_dir(path: str | os.PathLike[str], *, mode: int = 0o777, timeout: floa
 
 def _make_parent(target: str, error: OSError, left: float) -> None:
     # As it is written, which is what mkdir follows: "link/../x" is beside what the link points to, not beside the link.
-    parent = os.path.dirname(target.rstrip("/"))  # noqa: PTH120
+    parent = os.path.dirname(target)  # noqa: PTH120
     if not parent or parent == target:  # nothing above it that could be made: the working directory itself is gone
         raise explain(error, target, "make the directory") from error
     if left > 0:
@@ -85,6 +86,7 @@ def _see_whether_it_is_late(target: str) -> None:
 
     Raises:
         PathBlockedError: it is something else.
+        FsError: it cannot be seen.
     """
     try:
         status = os.stat(target)  # noqa: PTH116
@@ -93,8 +95,10 @@ def _see_whether_it_is_late(target: str) -> None:
             return
         what, seen = "a symbolic link to nothing", f"-> {os.readlink(target)}"  # noqa: PTH115
         hint = "make what it points to, or remove the link"
-    except OSError:
-        return
+    except OSError as error:
+        if may_pass(error):
+            return
+        raise explain(error, target, "make the directory") from error
     else:
         if stat.S_ISDIR(status.st_mode):
             return
@@ -146,6 +150,8 @@ def wait_for(
         FsAccessError: the caller may not look there.
     """
     target, limit = Path(path), timeout_s(timeout)
+    if content is not None and not callable(content):
+        content = bytes(memoryview(content))  # of text, a TypeError: it would count as nothing to compare with
     if size is None and isinstance(content, bytes):
         size = len(content)
     if kind == "any" and size is not None:

@@ -69,6 +69,22 @@ def test_what_is_made_is_what_makedirs_makes(tmp_path, path):
     assert made[0] == made[1]
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("file/", "a file is in the way"),
+        ("dangling/", "a symbolic link to nothing"),
+        ("loop", "goes round in symbolic links"),
+    ],
+)
+def test_what_is_in_the_way_is_told_at_once_also_of_a_path_with_a_slash_at_its_end(tmp_path, path, said):
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(PathBlockedError, match=said):
+        ensure_dir(f"{tmp_path}/{path}", timeout=1)
+
+
 @pytest.mark.parametrize("below", ["", "sub", "sub/sub"])
 def test_a_file_in_the_way_is_named(tmp_path, below):
     (tmp_path / "f").write_text("abc")

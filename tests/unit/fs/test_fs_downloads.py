@@ -7,6 +7,7 @@ import http.server
 import os
 import signal
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -342,3 +343,11 @@ def test_what_is_nothing_that_can_be_fetched_is_told_with_what_can(tmp_path):
     assert str(caught.value) == (
         "this cannot be downloaded (seen: int; expected: a URL, a path, FlyteFile, FlyteDirectory)"
     )
+
+
+def test_all_of_an_archive_is_below_the_destination(tmp_path):
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for name in ("a.txt", "d/b.txt"):
+            archive.writestr(name, name)
+    fetched = download_once(f"zip://::file://{tmp_path}/all.zip", tmp_path / "out")
+    assert sorted(str(path.relative_to(fetched)) for path in fetched.rglob("*")) == ["a.txt", "d", "d/b.txt"]

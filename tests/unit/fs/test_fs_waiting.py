@@ -31,6 +31,14 @@ def test_the_timeout_says_what_was_there_instead(tmp_path, wanted, seen):
         wait_for(tmp_path / "f", timeout=0.01, **wanted)
 
 
+def test_content_that_is_no_bytes_is_refused_not_passed_over(tmp_path):
+    (tmp_path / "f").write_bytes(b"abc")
+    with pytest.raises(TypeError):
+        wait_for(tmp_path / "f", content="abd", timeout=0.01)
+    with pytest.raises(FsTimeoutError, match="other content"):
+        wait_for(tmp_path / "f", content=bytearray(b"abd"), timeout=0.01)
+
+
 def test_a_file_that_goes_on_behind_what_is_expected_is_other_content():
     # The kernel gives no size for it, as some network clients give an old one; only reading on tells.
     with pytest.raises(FsTimeoutError, match="other content"):
