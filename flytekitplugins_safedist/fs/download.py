@@ -50,7 +50,7 @@ def download_once(
 
     Args:
         source: a URL or path that fsspec knows, a ``FlyteFile`` or a ``FlyteDirectory``; in a task with Flyte's own
-            credentials and endpoints.
+            credentials and endpoints, but for a chain (``zip://a.txt::s3://...``), which has fsspec's.
         destination: the file or directory to make. Its parent is made if need be.
         shared: whether all nodes see the same file system there; without it what rank 0 says by the type of its mount:
             a disk, tmpfs and overlay are each node's own.
@@ -376,7 +376,7 @@ class _Fetch:
         from fsspec.callbacks import DEFAULT_CALLBACK
         from fsspec.core import url_to_fs
 
-        if "flytekit" in sys.modules:
+        if "flytekit" in sys.modules and "::" not in self._uri:  # it knows nothing of fsspec's chains
             from flytekit import FlyteContextManager
 
             access = FlyteContextManager.current_context().file_access

@@ -345,7 +345,9 @@ def test_what_is_nothing_that_can_be_fetched_is_told_with_what_can(tmp_path):
     )
 
 
-def test_all_of_an_archive_is_below_the_destination(tmp_path):
+def test_all_of_an_archive_is_below_the_destination_in_a_task_too(tmp_path):
+    import flytekit  # noqa: F401  (as in a task: its way to stores is taken then)
+
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         for name in ("a.txt", "d/b.txt"):
             archive.writestr(name, name)
