@@ -52,10 +52,10 @@ def gather(where: str | os.PathLike[str] | None, *, attempt: int) -> Facts:
 
     parameters: Any = FlyteContextManager.current_context().user_space_params
     destination, _ = flytekit_inside.checkpoint_places(parameters) if parameters is not None else (None, None)
-    if where is None and not destination:
+    if where == "" or (where is None and not destination):  # of a variable that is not set: not where this runs
         raise CheckpointError(
             "there is no place for checkpoints",
-            seen="no Flyte checkpoint prefix in this process, and no place given",
+            seen="no Flyte checkpoint prefix in this process, and no place given" if where is None else "an empty text",
             hint='give one: Checkpoints("/shared/run-7") or Checkpoints("s3://bucket/run-7")',
         )
     execution = getattr(parameters, "execution_id", None)

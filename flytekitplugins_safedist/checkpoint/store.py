@@ -91,7 +91,7 @@ class Store:
         from fsspec.core import strip_protocol
         from fsspec.implementations.local import LocalFileSystem
 
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/") or url
         self._fs = _filesystem(url)
         self._root = strip_protocol(self.url)
         self._on_disk = isinstance(self._fs, LocalFileSystem)
@@ -184,7 +184,7 @@ class Store:
             self._ask(f"remove {each}", partial(self._fs.rm_file, self._path(each)))
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}".rstrip("/")
+        return f"{self._root.rstrip('/')}/{name}".rstrip("/") or "/"
 
     def _list(self, name: str) -> dict[str, int]:
         """Names of what is in a directory; of objects with their sizes."""

@@ -79,7 +79,7 @@ class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         """The trainer has made a checkpoint."""
         made, rank = Path(args.output_dir) / f"checkpoint-{state.global_step}", args.process_index
         names = [str(path.relative_to(made)) for path in sorted(made.rglob("*")) if path.is_file()]
-        mine = {name: _mapped(made / name) for name in names if _rank_of(name) == rank}
+        mine = {name: _mapped(made / name) for name in names if _rank_of(name, args.world_size) == rank}
         files = {"files": of_rank_0(mine), "own": per_rank({} if rank == 0 else mine)}
         self.checkpoints.save(state.global_step - 1, files, force=True)
         if str(made) != state.best_model_checkpoint:
@@ -87,9 +87,10 @@ class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
                 (made / name).unlink()
 
 
-def _rank_of(name: str) -> int:
+def _rank_of(name: str, ranks: int) -> int:
     match = _OF_RANK.fullmatch(Path(name).name)
-    return int(match[1]) if match else 0
+    number = int(match[1]) if match else 0
+    return number if number < ranks else 0  # an adapter's of rank 16, say
 
 
 def _mapped(path: Path) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -18,9 +19,10 @@ from tests.checkpoint.saving import reach_stores
 
 
 def slow(point: str) -> None:
-    """The script is over long before its save."""
+    """The script is over long before its save, which then does as a store's client that resolves a name."""
     if point == points.PART_OPENED:
         time.sleep(1)
+        ThreadPoolExecutor().submit(int).result()
 
 
 def main(place: str, how: str) -> None:

@@ -17,6 +17,10 @@ from flytekitplugins_safedist.checkpoint.lightning import SafedistCheckpoint
 from flytekitplugins_safedist.checkpoint.transformers import SafedistCallback
 
 
+ADAPTER = "adapter_rank_16.json"
+"""A file of the user's in a checkpoint, whose name has a number that is no rank's."""
+
+
 class BrokenOffError(Exception):
     """At this point the process is gone."""
 
@@ -106,6 +110,10 @@ def by_transformers(place: str, scratch: str, stop: int, **options: Any) -> Any:
                     saves.checkpoints.wait()
                     raise BrokenOffError
 
+    class Adds(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            (Path(scratch) / f"checkpoint-{state.global_step}" / ADAPTER).touch()
+
     arguments = TrainingArguments(
         output_dir=scratch,
         per_device_train_batch_size=16,
@@ -118,9 +126,11 @@ def by_transformers(place: str, scratch: str, stop: int, **options: Any) -> Any:
     )
     data = [{"input_ids": row, "labels": row} for row in tokens]
     saves = SafedistCallback(place, every=3)
-    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[saves, Tells()])
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Adds(), saves, Tells()])
+    newest = saves.newest()
+    assert newest is None or (Path(newest) / ADAPTER).exists()
     try:
-        trainer.train(resume_from_checkpoint=saves.newest())
+        trainer.train(resume_from_checkpoint=newest)
     except BrokenOffError:
         return told, -1, 0
     return told, trainer.state.global_step, sorted(path.name for path in Path(scratch).rglob("*.safetensors"))

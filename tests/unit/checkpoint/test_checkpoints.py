@@ -1126,6 +1126,19 @@ def test_in_a_process_that_goes_on_what_is_dropped_is_gone_with_its_copy_and_its
     assert [Checkpoints(place / str(number)).steps() for number in range(3)] == [[0]] * 3
 
 
+def test_an_empty_place_is_none_and_not_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"there is no place for checkpoints \(seen: an empty text"):
+        Checkpoints("")
+
+
+def test_the_root_of_a_file_system_is_a_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = store.Store("/")
+    (tmp_path / "x").write_bytes(b"there")
+    assert root.get(str(tmp_path / "x")[1:]) == b"there"
+
+
 def test_a_relative_place_is_where_it_was_named_wherever_the_working_directory_is_then(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ckpt = Checkpoints("place", every=None)
