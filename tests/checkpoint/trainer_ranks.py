@@ -16,7 +16,6 @@ from flytekitplugins_safedist.checkpoint import ResumableSampler
 from flytekitplugins_safedist.checkpoint.lightning import SafedistCheckpoint
 from flytekitplugins_safedist.checkpoint.transformers import SafedistCallback
 
-
 ADAPTER = "adapter_rank_16.json"
 """A file of the user's in a checkpoint, whose name has a number that is no rank's."""
 
