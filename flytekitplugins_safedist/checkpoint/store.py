@@ -198,8 +198,10 @@ class Store:
         return {at.rpartition("/")[2]: size for at, size in sizes.items() if at != path}
 
     def _ask(self, what: str, action: Callable[[], Any], late: str = "") -> Any:
-        """What the store answers, asked again while its error may pass; None where nothing is there."""
+        """What the store answers, asked again while its error may pass; None where nothing is there, as it says twice:
+        by one wrong word training would begin anew, and remove what there is."""
         retry, of_disk = Retry(PATIENCE_SECONDS, first=0.5, longest=15.0), Backoff()
+        is_missing = False
         if late and self._on_disk:
             refresh(late)  # or this client may only remember that it is not there
         while True:
@@ -207,7 +209,10 @@ class Store:
                 return action()
             except Exception as error:
                 if isinstance(error, NotADirectoryError) or outlook(error) is Outlook.MISSING:
-                    return None
+                    if is_missing:
+                        return None
+                    is_missing = True
+                    continue
                 if self._on_disk and isinstance(error, OSError) and of_disk.allows(error):
                     continue
                 pause = None if self._on_disk else retry.pause(error)

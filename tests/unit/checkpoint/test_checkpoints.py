@@ -944,6 +944,26 @@ def test_on_an_object_store_a_save_that_goes_while_it_is_read_is_passed_over(mon
     assert state["x"].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("asked", ["ls", "cat_file", "cat_ranges"])
+def test_an_object_store_that_says_once_that_nothing_is_there_is_not_believed(monkeypatch, asked):
+    """Training would begin anew, and its saves would remove these."""
+    place = f"memory://once-{asked}"
+    with Checkpoints(place, every=None) as ckpt:
+        ckpt.save(4, {"x": torch.ones(2)}, force=True)
+    memory = type(fsspec.filesystem("memory"))
+    answer, said = getattr(memory, asked), []
+
+    def missing_once(self, *arguments, **options):
+        if not said:
+            said.append(404)
+            raise FileNotFoundError(*said)
+        return answer(self, *arguments, **options)
+
+    monkeypatch.setattr(memory, asked, missing_once)
+    state = {"x": torch.zeros(2)}
+    assert (Checkpoints(place).restore(state), state["x"].tolist()) == (5, [1.0, 1.0])
+
+
 def test_where_all_saves_that_were_there_have_gone_meanwhile_the_newer_one_is_taken(monkeypatch):
     """Who saves keeps one; another job evaluates it."""
     place = "memory://newer"
