@@ -45,38 +45,43 @@ def barrier(name: str = "", *, timeout: float | None = None) -> None:
     if group is None:
         return
     turn, met = group.turn(f"barrier/{name}"), group.meeting
-    place = f"barrier/{name}/{turn}"
-    met.set(f"barrier/{name}/came/{group.rank}", str(turn).encode())
+    met.set(_key("came", group.rank, name), str(turn).encode())
     # Who sees that all have come, and who runs out of patience, leave one verdict, and the first wins: so it cannot be
     # that some pass and others fail.
-    if met.add(place, 1) >= group.size:
-        verdict: bytes | None = met.compare_set(f"{place}/end", b"", b"{}")
+    end = _key("end", turn, name)
+    if met.add(_key("count", turn, name), 1) >= group.size:
+        verdict: bytes | None = met.compare_set(end, b"", b"{}")
     else:
-        verdict = met.wait(f"{place}/end", max(0.0, began + limit - time.monotonic()))
+        verdict = met.wait(end, max(0.0, began + limit - time.monotonic()))
     if verdict is None:
-        at = [int(met.wait(f"barrier/{name}/came/{rank}", 0) or -1) for rank in range(group.size)]
+        at = [int(met.wait(_key("came", rank, name), 0) or -1) for rank in range(group.size)]
         missing = [rank for rank, its_turn in enumerate(at) if its_turn < turn]
         said = {"missing": missing, "waited": f"{limit:.1f} s by {group}"}
-        verdict = met.compare_set(f"{place}/end", b"", json.dumps(said).encode())
+        verdict = met.compare_set(end, b"", json.dumps(said).encode())
     outcome = json.loads(verdict)
     if group.ends_with_rank_0:
-        _see_off(group, place, group.size - len(outcome.get("missing", ())))
+        _see_off(group, _key("read", turn, name), group.size - len(outcome.get("missing", ())))
     if outcome:
-        raise _gave_up(group, place, outcome)
+        raise _gave_up(group, f"barrier/{name}/{turn}", outcome)
     if turn > 0 and group.rank == 0:  # whoever is here has left the turn before: nobody will ask for it again
         with contextlib.suppress(FsError):
-            for what in ("", "/end", "/read"):
-                met.delete(f"barrier/{name}/{turn - 1}{what}")
+            for what in ("count", "end", "read"):
+                met.delete(_key(what, turn - 1, name))
 
 
-def _see_off(group: Group, place: str, came: int) -> None:
+def _key(what: str, number: int, name: str) -> str:
+    """The name comes last: one may begin with another."""
+    return f"barrier/{what}/{number}/{name}"
+
+
+def _see_off(group: Group, key: str, came: int) -> None:
     """Say that the verdict is read. Rank 0 waits until all say so: it may end next, and the store with it."""
     with contextlib.suppress(FsError):  # rank 0 has seen this rank's word, and is gone before its answer is here
-        read = group.meeting.add(f"{place}/read", 1)
+        read = group.meeting.add(key, 1)
         deadline = time.monotonic() + _FAREWELL_SECONDS
         while group.rank == 0 and read < came and time.monotonic() < deadline:
             time.sleep(0.005)
-            read = group.meeting.add(f"{place}/read", 0)
+            read = group.meeting.add(key, 0)
 
 
 def _gave_up(group: Group, place: str, outcome: dict[str, Any]) -> FsTimeoutError:

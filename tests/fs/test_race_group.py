@@ -179,6 +179,22 @@ def test_nobody_passes_a_barrier_before_all_have_come(meet, tmp_path):
         assert _values(started) == ["all"] * 8
 
 
+def test_a_barriers_name_may_begin_with_anothers(meet, tmp_path):
+    def work(rank):
+        for _ in range(2):
+            barrier("epoch", timeout=LONG)
+        if rank == 0:
+            pause("last")
+            _note(tmp_path / "came", "0")
+        barrier("epoch/came", timeout=LONG)
+        return (tmp_path / "came").exists()
+
+    with ranks(3, work, meet) as started:
+        started[0].until("last")
+        started[0].resume()
+        assert _values(started) == [True] * 3
+
+
 def test_the_missing_are_named_to_all_who_came_and_to_who_comes_later(meet):
     def work(rank):
         once_per_job("all are there", int, timeout=240)
