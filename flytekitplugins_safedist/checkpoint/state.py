@@ -477,9 +477,9 @@ def _load_model(model: torch.nn.Module, tree: Any) -> None:
 def _load_optimizer(name: str, state: Mapping[str, Any], tree: Any) -> None:
     """Into an optimizer whose groups have the parameters that were saved, in whatever order it has them."""
     optimizer, model = _inner(state[name]), _model_of(name, state)
-    groups = []
+    groups, saved = [], tree["param_groups"]
     for group in _optimizer_tree(model, optimizer)["param_groups"]:
-        same = [each for each in tree["param_groups"] if {*each["params"]} == {*group["params"]}]
+        same = [each for each in saved if {*each["params"]} == {*group["params"]}]
         if not same or len(tree["param_groups"]) != len(optimizer.param_groups):
             raise CheckpointError(
                 "the parameters that are saved of an optimizer are not those that it steps",
@@ -488,6 +488,7 @@ def _load_optimizer(name: str, state: Mapping[str, Any], tree: Any) -> None:
                 expected=f"{[each['params'] for each in tree['param_groups']]}"[:300],
                 hint="resume with the groups that were saved, and with the model in the state if it was there",
             )
+        saved = [each for each in saved if each is not same[0]]  # of two without parameters each its own
         groups.append({**same[0], **{key: group[key] for key in ("params", "param_names") if key in group}})
     if _is_fsdp1(model):
         with _about_to_step(optimizer):

@@ -545,6 +545,18 @@ def test_what_is_saved_before_the_first_step_has_no_state_and_takes_no_step(plac
     assert [each.grad for state in (saved, other) for each in state["model"].parameters()] == [None] * 8
 
 
+def test_groups_of_no_parameters_keep_what_is_theirs(place):
+    """As who sorts parameters into groups may have, with a model that has none of two kinds."""
+
+    def make(model, rates=(0.0, 0.0, 0.0)):
+        groups = [{"params": some, "lr": lr} for some, lr in zip(([], model.parameters(), []), rates, strict=True)]
+        return torch.optim.AdamW(groups)
+
+    other = trained(two_layers(), make, steps=0)
+    moved(place, trained(two_layers(), lambda model: make(model, (0.1, 0.2, 0.3))), other)
+    assert [group["lr"] for group in other["optimizer"].param_groups] == [0.1, 0.2, 0.3]
+
+
 def test_other_groups_are_refused(place):
     model = two_layers()
     other = torch.optim.Adam([{"params": model[0].parameters()}, {"params": model[1].parameters()}])
