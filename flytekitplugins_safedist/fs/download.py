@@ -13,6 +13,7 @@ import stat
 import sys
 import threading
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -392,6 +393,9 @@ class _Fetch:
             return
         draft.mkdir()
         files, places = _below(filesystem, path, draft)
+        if len(count := Counter(places)) < len(places):
+            same = [file for file, place in zip(files, places, strict=True) if count[place] > 1]
+            raise DownloadError("two names in this directory are one path", seen=", ".join(same[:10]))
         if isinstance(filesystem, AsyncFileSystem):
             filesystem.get(files, places, **options)
             return

@@ -345,6 +345,16 @@ def test_what_is_nothing_that_can_be_fetched_is_told_with_what_can(tmp_path):
     )
 
 
+def test_two_names_that_are_one_path_are_refused_and_neither_is_left_out(tmp_path):
+    """An object store takes any text for a key: "a//b", "a/x/../b"."""
+    with zipfile.ZipFile(tmp_path / "odd.zip", "w") as archive:
+        for name in ("d/a", "d/x/../a"):
+            archive.writestr(name, name)
+    with pytest.raises(DownloadError, match=r"two names.*d/a, d/x/../a"):
+        download_once(f"zip://d::file://{tmp_path}/odd.zip", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_all_of_an_archive_is_below_the_destination_in_a_task_too(tmp_path):
     import flytekit  # noqa: F401  (as in a task: its way to stores is taken then)
 
