@@ -381,7 +381,7 @@ class Checkpoints:
     def _resume(self, name: str, step: int | None, *, is_here: bool) -> None:
         self.latest = self._last = saves.step_of(name)
         self._saved = self.latest if is_here else None
-        self._back_to, self._answer = step, (-1, False)
+        self._back_to, self._answer = None if step is None else int(step), (-1, False)
         if self._timer is not None:
             self._timer.begin()
 

@@ -82,7 +82,7 @@ class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         mine = {name: _mapped(made / name) for name in names if _rank_of(name, args.world_size) == rank}
         files = {"files": of_rank_0(mine), "own": per_rank({} if rank == 0 else mine)}
         self.checkpoints.save(state.global_step - 1, files, force=True)
-        if str(made) != state.best_model_checkpoint:
+        if made != Path(state.best_model_checkpoint or ""):
             for name in mine:  # others may still copy theirs, where the ranks share the directory
                 (made / name).unlink()
 

@@ -87,3 +87,13 @@ def test_transformers(tmp_path, unbroken, stops, options):
     assert _close(again, told[-len(again) :])
     assert last == step
     assert nothing == left == [], "what was handed on is not kept in scratch"
+
+
+def test_the_best_model_of_transformers_stays_however_its_directory_is_written(tmp_path):
+    """As "./results" is, which the trainer and a Path write in two ways."""
+    steps = dict.fromkeys(("save_steps", "eval_steps"), 2)
+    strategy = dict.fromkeys(("save_strategy", "eval_strategy"), "steps")
+    best = {**steps, **strategy, "load_best_model_at_end": True, "max_steps": 4}
+    places = str(tmp_path / "place"), f"{tmp_path}/./scratch"
+    ((_, _, left),) = lives("by_transformers", *places, stops=(), **best)
+    assert "model.safetensors" in left

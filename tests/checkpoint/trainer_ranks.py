@@ -116,16 +116,17 @@ def by_transformers(place: str, scratch: str, stop: int, **options: Any) -> Any:
     arguments = TrainingArguments(
         output_dir=scratch,
         per_device_train_batch_size=16,
-        save_strategy="no",
         logging_steps=1,
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
-        **{"num_train_epochs": 4, **options},
+        **{"num_train_epochs": 4, "save_strategy": "no", **options},
     )
     data = [{"input_ids": row, "labels": row} for row in tokens]
     saves = SafedistCallback(place, every=3)
-    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Adds(), saves, Tells()])
+    trainer = Trainer(
+        model=model, args=arguments, train_dataset=data, eval_dataset=data, callbacks=[Adds(), saves, Tells()]
+    )
     newest = saves.newest()
     assert newest is None or (Path(newest) / ADAPTER).exists()
     try:

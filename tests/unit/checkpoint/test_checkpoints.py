@@ -738,6 +738,13 @@ def test_after_going_back_the_new_branch_is_the_newest_and_the_step_gone_back_to
     assert Checkpoints(place).restore(state, step=799) == 800
 
 
+def test_a_step_that_numpy_has_found_can_be_gone_back_to(three):
+    with Checkpoints(three, every=None) as ckpt:
+        ckpt.restore(fresh(), step=numpy.int64(2))
+        ckpt.save(5, fresh(5), force=True)
+    assert resumed(three) == (6, 5.0, 5)
+
+
 def test_a_run_that_goes_back_saves_again_what_it_comes_to_again(place):
     """Else the branch that was given up is resumed."""
     with Checkpoints(place, every=1) as ckpt:
