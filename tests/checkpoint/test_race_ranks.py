@@ -656,7 +656,7 @@ def two_trainers(scratch):
         if rank == 0:
             Path(scratch, f"of-{name}", "checkpoint-1").mkdir(parents=True)
             Path(scratch, f"of-{name}", "checkpoint-1", name).write_text(name)
-        of = SimpleNamespace(output_dir=f"{scratch}/of-{name}", process_index=rank)
+        of = SimpleNamespace(output_dir=f"{scratch}/of-{name}", process_index=rank, world_size=2)
         callback.on_save(of, SimpleNamespace(global_step=1, best_model_checkpoint=None), None)
         callback.checkpoints.wait()
     newest = [SafedistCallback(f"{scratch}/{name}").newest() for name in ("first", "second")]
