@@ -42,7 +42,7 @@ class Sign(DataClassDictMixin):
         try:
             return cls.from_dict(json.loads(content))
         except Exception as error:  # mashumaro's, of any type
-            raise ValueError(f"no sign of who leads this job: {content[:200]!r}") from error
+            raise ValueError(f"not a sign of who leads this job: {content[:200]!r}") from error
 
 
 @dataclass(frozen=True)

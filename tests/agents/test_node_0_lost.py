@@ -133,7 +133,7 @@ def test_a_sign_in_the_store_that_is_damaged_is_told_and_keeps_no_new_leader_wai
     again = job.start(0)
     ranks_gate.let_go(12)
     said = goes_on(job, again, other)[0].err
-    assert f"""{sign} is no sign of who leads this job: b'{{"leader": {{"te'""" in said
+    assert f"""{sign} is not a sign of who leads this job: b'{{"leader": {{"te'""" in said
 
 
 def test_both_nodes_are_lost_at_once(warm, tmp_path, ranks_gate: Gate):
