@@ -1,10 +1,10 @@
 """What the user's files import from installed packages, as statements that can be run once for all ranks of a node.
 
-Nothing of the user's is executed. A file is reduced to its module-level imports and those of its tasks' bodies: what
-stands in other functions and in classes is left out, ``try`` keeps its shape, ``if`` is decided where that can be done
-from the text alone, and ``with`` is entered where it changes nothing. A variable that is set to a constant before an
-import is set for that import, too; after anything else that may change what an import finds, the rest is left to the
-ranks.
+Nothing of the user's is executed. A file is reduced to its module-level imports and those that the tasks of ranks begin
+with: what stands in other functions and in classes is left out, ``try`` keeps its shape, ``if`` is decided where that
+can be done from the text alone, and ``with`` is entered where it changes nothing. A variable that is set to a constant
+before an import is set for that import, too; after anything else that may change what an import finds, the rest is left
+to the ranks.
 
 Installed is what lies where ``pip`` puts it. All else, editable installs and directories of PYTHONPATH among it, is the
 user's: it is read, and each rank imports it.
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeAlias
 
@@ -146,7 +147,7 @@ class _Reading:
             case ast.Try():
                 self._try(node, package, file, late)
             case ast.FunctionDef(decorator_list=decorators) if any(map(_is_task, decorators)):
-                late += [each for each in node.body if isinstance(each, (ast.Import, ast.ImportFrom))]
+                late += _at_the_top(node.body)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 return
             case _ if (variable := _constant(node)) is not None:
@@ -191,10 +192,18 @@ def _indented(steps: Sequence[Step]) -> str:
 
 
 def _is_task(decorator: ast.expr) -> bool:
-    named = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return (isinstance(named, ast.Name) and named.id == "task") or (
-        isinstance(named, ast.Attribute) and named.attr == "task"
-    )
+    """Whether it makes a task that may run on ranks: a plain one does not, and what it imports may be another's to
+    import later."""
+    if not isinstance(decorator, ast.Call) or "task_config" not in [each.arg for each in decorator.keywords]:
+        return False
+    return ast.unparse(decorator.func).rpartition(".")[2] == "task"
+
+
+def _at_the_top(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """The imports that a task begins with. Those below may find what the lines above have set, in this process or in a
+    library."""
+    lines = body[1:] if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) else body
+    return list(takewhile(lambda each: isinstance(each, (ast.Import, ast.ImportFrom)), lines))
 
 
 def _surely_run(node: ast.With | ast.If) -> list[ast.stmt] | None:

@@ -13,6 +13,7 @@ from flytekitplugins_safedist.rank_server.scan import Scan, scan
 
 Project = Callable[..., Scan]
 INSTALLED = ("pandas", "transformers", "datasets", "polars", "simplejson", "google.cloud.storage", "docker")
+TASK = "@task(task_config=x)\ndef f():\n"
 
 
 @pytest.fixture
@@ -53,8 +54,11 @@ def project(tmp_path: Path) -> Project:
         ("with suppress(ImportError), warnings.catch_warnings():\n    import pandas", ["import pandas"]),
         ("with patch.dict(os.environ, HF_HOME='/mine'):\n    import polars\nimport pandas", ["import pandas"]),
         ("def f():\n    import polars\nclass C:\n    import polars", []),
-        ("@task(x=1)\ndef f():\n    import datasets\n    def g():\n        import polars", ["import datasets"]),
-        ("@flytekit.task\ndef f():\n    import datasets\nimport pandas", ["import pandas", "import datasets"]),
+        (f"{TASK}    import datasets\n    def g():\n        import polars", ["import datasets"]),
+        (f"@flytekit.{TASK[1:]}    import datasets\nimport pandas", ["import pandas", "import datasets"]),
+        ("@task\ndef f():\n    import datasets\n@dynamic(task_config=x)\ndef g():\n    import datasets", []),
+        (f"{TASK}    'text'\n    import os, docker\n    g()\n    import pandas", ["import docker"]),
+        (f"{TASK}    os.environ['HF_HOME'] = '/mine'\n    import transformers", []),
         (
             "try:\n    import simplejson as json\nexcept ImportError:\n    import docker",
             ["try:\n import simplejson\nexcept Exception:\n import docker"],
