@@ -164,7 +164,7 @@ def _run(job: JobOrder, order: RankOrder, server: int, sets: Mapping[str, str], 
         # may be done then.
         shared.leave()
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
-        _fail(order, shared, seconds, error)
+        _fail(order, shared, seconds, error.error if isinstance(error, users_code.UsersError) else error)
         return EXIT_FAILED
     _recorded(failed=False)
     shared.end(_outcome(order, Status.SUCCEEDED, seconds, None).to_json())

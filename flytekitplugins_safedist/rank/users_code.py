@@ -17,45 +17,64 @@ from ..texts import said
 T = TypeVar("T")
 
 
+class UsersError(BaseException):
+    """Carries what the user's code has raised to where it is told. ``contextlib`` sets the ``__traceback__`` of what
+    comes through it, which a frozen dataclass refuses: that refusal would be told in its place.
+
+    Attributes:
+        error: what was raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 @contextmanager
 def without_children() -> Iterator[None]:
     """Inside, the user's code runs: a child that it forks, and that returns from it or raises, ends with the status
-    that a script would have, and does nothing that is this process's to do."""
+    that a script would have, and does nothing that is this process's to do.
+
+    Raises:
+        UsersError: whatever was raised inside.
+    """
     process, status = os.getpid(), 1
     try:
         yield
         status = 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        raise
+        raise UsersError(leaving) from None
     except BaseException as error:
         if os.getpid() != process:
             traceback.print_exception(error)
-        raise
+        raise UsersError(error) from None
     finally:
         if os.getpid() != process:
             stopping.end_now(status & 0xFF)
 
 
 def imported(load: Callable[[], T]) -> T:
-    """What ``load`` returns, which imports the user's module. What that raises has frames of the module on only.
+    """What ``load`` returns, which imports the user's module.
 
     Raises:
+        UsersError: what that raises, with frames of the module on only.
         PayloadError: it would have ended this process.
     """
     try:
         with without_children():
             return load()
-    except Exception as error:
-        raise error.with_traceback(_from_users_code_on(error.__traceback__))  # noqa: B904  (it is no other)
-    except BaseException as error:
+    except UsersError as raised:
+        error = raised.error.with_traceback(_from_users_code_on(raised.error.__traceback__))
+        if isinstance(error, Exception):
+            raise
         text = said(error)
         raise PayloadError(
             f"importing the task's module would have ended this process by {type(error).__name__}"
             f"{text and f': {text}'}",
             expected="a module that can be imported by every rank",
             hint="put what only a script is to do below: if __name__ == '__main__'",
-        ) from error.with_traceback(_from_users_code_on(error.__traceback__))
+        ) from error
 
 
 def _from_users_code_on(trace: TracebackType | None) -> TracebackType | None:

@@ -55,6 +55,7 @@ def test_an_exception_that_never_says_what_it_is_has_a_deadline(warm, tmp_path):
 @pytest.mark.parametrize(
     ("how", "said", "code"),
     [
+        ("frozen", "raised job_hostile.Frozen: the reason", "USER:Frozen"),
         ("error_code raises", "WithoutCode: the reason", "USER:WithoutCode"),
         ("error_code of 1 MB", "LongCode: the reason", "X" * 200),
         ("no descriptors", "OSError: [Errno 24] Too many open files", "USER:OSError"),

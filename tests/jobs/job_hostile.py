@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import types
+from dataclasses import dataclass
 
 from flytekit import task
 
@@ -82,6 +83,11 @@ class LongCode(ValueError):
     error_code = "X" * 1_000_000
 
 
+@dataclass(frozen=True)
+class Frozen(Exception):
+    why: str
+
+
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
 def fails() -> None:
     """Rank 1 ends with an exception that does not say what it is."""
@@ -90,6 +96,8 @@ def fails() -> None:
     how = os.environ["TEST_HOW"]
     if how == "endless str":
         raise Endless
+    if how == "frozen":
+        raise Frozen("the reason")
     if how == "error_code raises":
         raise WithoutCode("the reason")
     if how == "error_code of 1 MB":
