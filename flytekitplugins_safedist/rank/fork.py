@@ -11,10 +11,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import multiprocessing.process
 import multiprocessing.util
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -69,11 +71,12 @@ KEPT: dict[str, Callable[[ModuleType], object]] = {
 a test needs stands here: every other module makes ranks fresh interpreters."""
 
 
-def as_fresh(environment: Mapping[str, str]) -> str | None:
+def as_fresh(environment: Mapping[str, str], draws: Draws) -> str | None:
     """Have this process, just forked, keep nothing of its parent's: no generator, loop or temporary directory.
 
     Args:
         environment: the rank's own variables, which are in place.
+        draws: of the libraries that were imported.
 
     Returns:
         Why that cannot be, or None.
@@ -86,6 +89,7 @@ def as_fresh(environment: Mapping[str, str]) -> str | None:
     tempfile.tempdir = None  # computed once, and kept
     _no_event_loop()
     _draw_anew()
+    draws.anew()
     _threads_of(environment)
     for name, evaluate in KEPT.items():
         if name in sys.modules:
@@ -125,6 +129,59 @@ def _draw_anew() -> None:
     if torch is not None:
         torch.default_generator.seed()
     flytekit_inside.draw_names_anew()
+
+
+class Draws:
+    """The generators of random numbers that libraries have made as they were imported, and left to the system to seed.
+    Those that they have seeded are in every process as they are."""
+
+    def __init__(self) -> None:
+        self._of_python: dict[int, random.Random] = {}
+        self._entropy: set[int] = set()
+        self._of_numpy: list[Any] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, note all that is drawn from the system for a generator."""
+        numpy: Any = sys.modules.get("numpy.random.bit_generator")
+        randbits: Any = getattr(numpy, "randbits", None)
+        seed = random.Random.seed
+
+        def seeded(generator: random.Random, a: Any = None, *version: Any, **named: Any) -> None:
+            seed(generator, a, *version, **named)
+            self._of_python.pop(id(generator), None)
+            if a is None:
+                self._of_python[id(generator)] = generator
+
+        def drawn(bits: int) -> Any:
+            entropy = randbits(bits)
+            self._entropy.add(entropy)
+            return entropy
+
+        random.Random.seed = seeded  # type: ignore[method-assign, assignment]
+        if randbits is not None:
+            numpy.randbits = drawn
+        try:
+            yield
+        finally:
+            random.Random.seed = seed  # type: ignore[method-assign]
+            if randbits is not None:
+                numpy.randbits = randbits
+
+    def find(self) -> None:
+        """Find numpy's generators that were made by what it has drawn, among all objects that there are."""
+        if self._entropy:
+            kind = sys.modules["numpy.random.bit_generator"].BitGenerator
+            found = [each for each in gc.get_objects() if issubclass(type(each), kind)]
+            self._of_numpy += [each for each in found if getattr(each.seed_seq, "entropy", None) in self._entropy]
+            self._entropy.clear()
+
+    def anew(self) -> None:
+        """Seed all of them anew, in a process that was forked."""
+        for generator in self._of_python.values():
+            generator.seed()
+        for each in self._of_numpy:
+            each.state = type(each)().state
 
 
 def _threads_of(environment: Mapping[str, str]) -> None:
@@ -210,9 +267,14 @@ class Read:
 
 
 class Reads:
-    """What was read while libraries were imported."""
+    """What was read while libraries were imported.
+
+    Attributes:
+        draws: of random numbers.
+    """
 
     def __init__(self) -> None:
+        self.draws = Draws()
         self._read: dict[str, Read] = {}
         self._families: dict[str, tuple[str, dict[str, str]]] = {}
         """Of a module that goes through all variables: those that begin with its package's name, and its own name."""
@@ -220,14 +282,15 @@ class Reads:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, note every variable that is asked for."""
+        """Inside, note every variable that is asked for, and what is drawn."""
         kept = [(environ, environ.encodekey, environ.decodekey) for environ in (os.environ, os.environb)]
         before = set(self._families)
         for environ, encode, decode in kept:
             # What each way to read a variable goes through (os._Environ): [], get, in, os.getenv, iteration.
             environ.encodekey, environ.decodekey = self._one(encode), self._each(decode)
         try:
-            yield
+            with self.draws.noted():
+                yield
         finally:
             for environ, encode, decode in kept:
                 environ.encodekey, environ.decodekey = encode, decode

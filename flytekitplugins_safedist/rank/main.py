@@ -145,7 +145,7 @@ def _run(job: JobOrder, order: RankOrder, server: int, sets: Mapping[str, str], 
     shared = shared_page.open_page(order.files.page)
     try:
         evidence = _become(order, shared, sets)
-        if reads is not None and (why := as_fresh(order.environment)) is not None:
+        if reads is not None and (why := as_fresh(order.environment, reads.draws)) is not None:
             _start_again(job, order, server, why)
         RECORDER.value = _recorder(order, shared, began)
         transfers = _transfers(job, order)

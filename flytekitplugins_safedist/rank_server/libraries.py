@@ -84,6 +84,7 @@ class Libraries:
             else:
                 self._take_what_is_safe(todo)
         gc.collect()
+        self.reads.draws.find()
         gc.freeze()  # what is alive lives as long as the ranks; untouched by the collector, its pages stay shared
 
     def _take_what_is_safe(self, todo: list[Step]) -> None:

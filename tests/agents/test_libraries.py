@@ -31,6 +31,19 @@ READS = {
 }
 
 
+DRAWS = """
+import random
+import numpy as np
+MADE = random.Random(), np.random.RandomState(), np.random.default_rng()
+SEEDED = random.Random(7), np.random.RandomState(7), np.random.default_rng(7)
+
+def __getattr__(name):  # SAW is drawn as it is asked for: by each rank
+    if name != "SAW":
+        raise AttributeError(name)
+    return [[float(each.random()) for each in some] for some in (MADE, SEEDED)]
+"""
+
+
 @pytest.fixture
 def looks(warm: Warm, tmp_path: Path, ranks_gate: Gate) -> Looks:
     """Runs a job whose module imports the library ``weather``, of that source; what each of two ranks tells of it."""
@@ -101,6 +114,14 @@ def test_what_a_library_sets_is_set_in_ranks_too(looks):
     _, ranks = looks(QUIET + "os.environ['WEATHER_SET'] = 'by it'\n")
     assert are_forked(ranks)
     assert {each["WEATHER_SET"] for each in ranks} == {"by it"}
+
+
+def test_a_librarys_random_numbers_are_each_ranks_own_unless_it_has_seeded_them(looks):
+    _, ranks = looks(QUIET.replace("SAW = None", DRAWS))
+    assert are_forked(ranks)
+    (made, seeded), (others_made, others_seeded) = (each["saw"] for each in ranks)
+    assert [own == other for own, other in zip(made, others_made, strict=True)] == [False] * 3
+    assert seeded == others_seeded
 
 
 def test_what_a_library_does_at_an_interpreters_end_is_done_at_each_ranks_but_what_all_have_is_not_removed(looks):

@@ -118,10 +118,11 @@ FORK = """
 import json, os, sys
 from flytekitplugins_safedist.rank.fork import as_fresh
 from flytekitplugins_safedist.rank_server.libraries import Libraries
-Libraries().take(["import torch", "import numpy", *sys.argv[1:]], needed=True)
+libraries = Libraries()
+libraries.take(["import torch", "import numpy", *sys.argv[1:]], needed=True)
 environment = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "3"}
 if os.fork() == 0:
-    why = as_fresh(environment)
+    why = as_fresh(environment, libraries.reads.draws)
     import threadpoolctl, torch
     blas = [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["internal_api"] == "openblas"]
     os.write(1, json.dumps([torch.get_num_threads(), blas, why]).encode())
