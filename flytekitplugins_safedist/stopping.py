@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import gc
+import io
 import os
 import select
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import termination
 
@@ -210,6 +212,7 @@ def handlers_run() -> bool:
         atexit._run_exitfuncs()
     except BaseException:
         sys.excepthook(*sys.exc_info())
+    _write_what_is_open()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -218,6 +221,18 @@ def handlers_run() -> bool:
         except Exception:  # the same, whatever it raises: nothing may come between here and the end
             written = False
     return written
+
+
+def _write_what_is_open() -> None:
+    """As an interpreter does that is taken apart: files that are left open have all that was written to them, and those
+    that compress have their end. From the top: what lies upon another file is held back there at first."""
+    any_buffered: Any = io.BufferedIOBase.__base__  # not the abstract class, which is slow to ask
+    text, plain = io.TextIOWrapper, (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
+    found = [each for each in gc.get_objects() if issubclass(type(each), (text, any_buffered))]
+    for file in sorted(found, key=lambda each: (not issubclass(type(each), text), issubclass(type(each), plain))):
+        with suppress(Exception):  # closed by now, or a full disk: an interpreter does not say so either
+            if file.writable():
+                file.flush() if issubclass(type(file), (text, *plain)) else file.close()
 
 
 def _on_sigterm(number: int, _frame: object) -> None:

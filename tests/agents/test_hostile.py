@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 
 from tests.harness.procs import KILL, uploaded_error, uploaded_output
@@ -44,6 +46,13 @@ def test_a_child_that_is_forked_at_import_and_comes_back_from_it_is_nobody(warm,
     ended = warm.run("job_unloadable:alone", tmp_path / "job", **options)
     assert uploaded_output(ended) == "ran"
     assert "preload" in ended.err
+
+
+def test_files_that_a_rank_leaves_open_have_all_that_was_written_to_them(warm, tmp_path):
+    ended = warm.run("job_hostile:leaves_open", tmp_path / "job", environment={"TEST_AT": str(tmp_path)})
+    assert ended.code == 0, ended.err
+    text, zipped, raw = ((tmp_path / name).read_bytes() for name in ("text", "zipped", "bytes"))
+    assert [text, gzip.decompress(zipped), raw] == [b"text", b"zipped", b"bytes"]
 
 
 def test_an_exception_that_never_says_what_it_is_has_a_deadline(warm, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import types
 from dataclasses import dataclass
+from typing import Any
 
 from flytekit import task
 
@@ -65,6 +67,18 @@ def clears() -> list[int]:
         ckpt.save(0, {"step": 0}, force=True)
     (manifest,) = (shared / "saves").glob("*/manifest.json")
     return [count, json.loads(manifest.read_text())["manifest"]["world_size"]]
+
+
+OPEN: list[Any] = []
+
+
+@task(task_config=SafeTorch(nproc_per_node=1, timeouts=QUICK))
+def leaves_open() -> None:
+    """Files that nobody closes."""
+    at = os.environ["TEST_AT"]
+    OPEN.extend([open(f"{at}/text", "w"), gzip.open(f"{at}/zipped", "wt"), open(f"{at}/bytes", "wb")])  # noqa: SIM115
+    for file, written in zip(OPEN, ("text", "zipped", b"bytes"), strict=True):
+        file.write(written)
 
 
 class Endless(Exception):
