@@ -20,6 +20,10 @@ RANK_BYTES = 1 << 26
 NODE_BYTES = RANK_BYTES + (1 << 16)
 """The longest frame between nodes: a rank's call, and whose it is."""
 
+MOST_BYTES = (1 << 32) - 1
+"""The longest frame that there is: from an agent to its rank server, for a task may travel in it by value, with all
+that it uses."""
+
 
 class FrameError(ConnectionError):
     """The other side sends what is no frame, or one that is too long."""

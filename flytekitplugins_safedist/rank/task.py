@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MAIN = "__mp_main__"
 """What a script is called in a process that has not been started for it, as in ``multiprocessing``."""
 
+MAX_BYTES = 1 << 31
+"""Of a task that travels by value: a frame to the rank server holds twice as much."""
+
 
 # --- in the agent of a local run --------------------------------------------------------------------------------------
 def source_of(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> TaskSource:
@@ -98,16 +101,26 @@ def _pickled(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> str:
     """The task by value, with all classes of its session: some are only named by others."""
     main = vars(modules["__main__"]) if task.task_function.__module__ == "__main__" else {}
     classes = {name: each for name, each in main.items() if isinstance(each, type) and each.__module__ == "__main__"}
+    where = {"task": task.name, "module": task.task_function.__module__}
     try:
-        return _dumped((task, {name: each for name, each in classes.items() if _can_be_pickled(each)}))
+        pickled = _dumped((task, {name: each for name, each in classes.items() if _can_be_pickled(each)}))
     except Exception as error:
         raise PayloadError(
             "the task function can neither be imported by its ranks nor pickled for them",
-            where={"task": task.name, "module": task.task_function.__module__},
+            where=where,
             seen=f"{type(error).__name__}: {error}",
             expected="a function at module level, in a module that ranks can import",
             hint="move the task (or what its closure holds: locks, sockets, open files) to module level",
         ) from error
+    if len(pickled) > MAX_BYTES:
+        raise PayloadError(
+            "the task function is too large to be pickled for its ranks, with the globals that it uses",
+            where=where,
+            seen=f"{len(pickled)} bytes",
+            expected=f"at most {MAX_BYTES} bytes",
+            hint="read large data inside the function, from a file or an input",
+        )
+    return pickled
 
 
 def _can_be_pickled(value: object) -> bool:

@@ -99,7 +99,7 @@ class ForkServer:
             if self.wake_read in readable or not readable:
                 self.reap()
             if connection in readable:
-                self._answer(**json.loads(frames.receive(self.connection, frames.RANK_BYTES)))
+                self._answer(**json.loads(frames.receive(self.connection, frames.MOST_BYTES)))
             elif not {*self.agents_end}.isdisjoint(readable) or time.monotonic() > self.ends_at:
                 return
 

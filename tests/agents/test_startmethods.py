@@ -151,6 +151,26 @@ def test_without_a_file_all_classes_of_main_travel_by_value(warm, tmp_path):
     assert (tmp_path / "imported").read_text().split() == ["__main__"]
 
 
+LARGE = """
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+
+DATA = bytes(60_000_000)
+
+def size() -> int:
+    return len(DATA)
+
+train = task(size, task_config=SafeTorch(nproc_per_node=1))
+print("found", train())
+"""
+
+
+def test_a_task_travels_by_value_with_large_globals(warm, tmp_path):
+    (tmp_path / "large.py").write_text(LARGE)
+    ended = warm.run(f"{tmp_path}/large.py:__main__", tmp_path / "job", kind="main", cwd=tmp_path)
+    assert "found 60000000" in ended.out, ended.err
+
+
 def test_a_module_that_calls_its_task_as_it_is_imported_is_told_so(warm, tmp_path):
     (tmp_path / "calls.py").write_text(SCRIPT.replace("Config", "int") + "train(config=1)\n")
     source = "from flytekit import task\nfrom flytekitplugins_safedist import SafeTorch\n"
