@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -98,9 +99,10 @@ def _comes_again(function: Callable[..., Any], file: str) -> bool:
 
 
 def _pickled(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> str:
-    """The task by value, with all classes of its session: some are only named by others."""
+    """The task by value, with all classes of its session, some of which are only named by others, be it as text."""
     main = vars(modules["__main__"]) if task.task_function.__module__ == "__main__" else {}
     classes = {name: each for name, each in main.items() if isinstance(each, type) and each.__module__ == "__main__"}
+    classes |= {name: main[name] for each in classes.values() for name in _named_as_text(each) if name in main}
     where = {"task": task.name, "module": task.task_function.__module__}
     try:
         pickled = _dumped((task, {name: each for name, each in classes.items() if _can_be_pickled(each)}))
@@ -121,6 +123,14 @@ def _pickled(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> str:
             hint="read large data inside the function, from a file or an input",
         )
     return pickled
+
+
+def _named_as_text(annotated: type) -> list[str]:
+    """What the annotations of a class may name below ``from __future__ import annotations``."""
+    with suppress(Exception):  # whatever its module has made of them
+        texts = [each for each in inspect.get_annotations(annotated).values() if isinstance(each, str)]
+        return re.findall(r"\w+", " ".join(texts))
+    return []
 
 
 def _can_be_pickled(value: object) -> bool:
@@ -291,7 +301,7 @@ def _run_again(source: TaskSource) -> ModuleType:
     return module
 
 
-def _stand_in(function: Callable[..., Any], classes: Mapping[str, type]) -> None:
+def _stand_in(function: Callable[..., Any], classes: Mapping[str, Any]) -> None:
     """Give this process a ``__main__`` with all that *function*, which came here by value, has from its own.
 
     What the function hands to ``multiprocessing`` (a dataset to the workers of a ``DataLoader``, say) is pickled by

@@ -57,6 +57,7 @@ SCRIPT = """
 import os
 from dataclasses import dataclass, fields, MISSING
 from enum import Enum
+from typing import Optional
 from flytekit import task
 from flytekitplugins_safedist import SafeTorch, current_rank
 
@@ -69,7 +70,7 @@ class Kind(Enum):
 
 @dataclass
 class Model:
-    kind: Kind
+    kind: Optional[Kind]
     width: int = 3
 
 @dataclass
@@ -141,9 +142,10 @@ print("found", train(config=Config(Model(Kind.B))))
 """
 
 
-def test_without_a_file_all_classes_of_main_travel_by_value(warm, tmp_path):
-    """As in a notebook: what the function names, and what its types name in turn."""
-    (tmp_path / "cells.py").write_text(SCRIPT)
+@pytest.mark.parametrize("first", ["", "from __future__ import annotations"])
+def test_without_a_file_all_classes_of_main_travel_by_value(warm, tmp_path, first):
+    """As in a notebook: what the function names, and what its types name in turn, be it as text."""
+    (tmp_path / "cells.py").write_text(first + SCRIPT)
     (tmp_path / "notebook.py").write_text(BY_VALUE)
     ended = warm.run(f"{tmp_path}/notebook.py:__main__", tmp_path / "job", kind="main", cwd=tmp_path)
     assert ended.code == 0, ended.err
