@@ -58,6 +58,10 @@ def _is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
+def _is_part(value: object) -> bool:
+    return isinstance(value, float) and 0 < value < 1
+
+
 def _are_ranks(show: Any) -> bool:
     if isinstance(show, range):
         show = (*show[:1], *show[-1:])
@@ -249,7 +253,7 @@ class Preflight:
     """
 
     action: Literal["fail", "report"] = "fail"
-    slow: Annotated[float, Must(lambda part: 0 < part < 1, "is no part of the median", "use 0.5, or less")] = 0.5
+    slow: Annotated[float, Must(_is_part, "is no part of the median", "use 0.5, or less")] = 0.5
     timeout: Seconds = 120.0
 
 

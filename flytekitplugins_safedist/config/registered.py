@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from .. import envvars, stopping
@@ -88,8 +88,11 @@ class Registered:
     def pinned(self) -> dict[str, str]:
         """What is pinned into the container."""
         told = {field.name: getattr(self, field.name) for field in fields(Registered)}
-        parts = {name: asdict(told[name]) for name in _PARTS if told[name] is not None}
-        return {envvars.JOB: json.dumps({"version": VERSION, **told, **parts}, default=sorted)}
+        for name, part in _PARTS.items():  # of a user's own class the fields that a pod knows
+            if told[name] is not None:
+                told[name] = {field.name: getattr(told[name], field.name) for field in fields(part)}
+        text = json.dumps({"version": VERSION, **told}, default=sorted)
+        return {envvars.JOB: text.replace("$", r"\u0024")}  # Kubernetes would fill in $(NAME), and make $ of $$
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Registered | None:

@@ -22,6 +22,7 @@ T = TypeVar("T")
 MOST_COUNTED = 2**31 - 1
 """An int32, which counts are in Kubernetes' objects."""
 _KFPYTORCH = "flytekitplugins.kfpytorch"
+_LIBRARIES = (f"{__name__.partition('.')[0]}.", f"{_KFPYTORCH}.", "flytekit.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,29 +60,29 @@ def well_typed(config: T, problems: list[Problem], prefix: str = "") -> T:
         prefix: of the fields' names in them.
     """
     typed = copy.copy(config)
-    kinds: dict[str, Any] = _hints(type(config))  # type: ignore[arg-type]  # a class is hashable
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value, name = getattr(config, field.name), prefix + field.name
+    for name, (kind, field) in _known(type(config)).items():  # type: ignore[arg-type]  # a class is hashable
+        value = getattr(config, name)
         # kfpytorch annotates fields as never None whose default is None.
-        is_default = value is field.default or field.name not in kinds
-        problem = None if is_default else _problem(name, value, kinds[field.name])
+        problem = None if value is field.default else _problem(prefix + name, value, kind)
         if problem is not None:
             problems.append(problem)
             value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = well_typed(value, problems, f"{name}.")
-        object.__setattr__(typed, field.name, value)
+            value = well_typed(value, problems, f"{prefix}{name}.")
+        object.__setattr__(typed, name, value)
     return typed
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    """The annotations of a class; without those of a user's own class that name what only a type checker sees."""
-    hints: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        with suppress(Exception):
-            hints |= get_type_hints(base, include_extras=True)
-    return hints
+def _known(cls: type) -> dict[str, tuple[Any, dataclasses.Field[Any]]]:
+    """The fields of a class that is ours or flytekit's, with their annotations. A user's own class has other defaults
+    for them, and may have other types; what it adds is its own."""
+    for base in cls.__mro__:
+        if dataclasses.is_dataclass(base) and base.__module__.startswith(_LIBRARIES):
+            with suppress(Exception):  # of one that names what only a type checker sees
+                hints = get_type_hints(base, include_extras=True)
+                return {field.name: (hints[field.name], field) for field in dataclasses.fields(base)}
+    return {}
 
 
 def _problem(field: str, value: object, kind: Any) -> Problem | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import pytest
 from flytekit import Resources, Secret, task
@@ -130,7 +131,7 @@ FIELDS: list[tuple[str, tuple[Any, ...], str]] = [
     ),
     ("hangs.action", ("stop",), f"{WORDS}'restart', 'fail', 'report')"),
     ("metrics.prometheus", (0, 1 << 16, "9400"), "is not a port (use 1 to 65535, e.g. 9400)"),
-    ("preflight.slow", (0, 1, "half", None), "is no part of the median (use 0.5, or less)"),
+    ("preflight.slow", (0, 1, "half", None, Fraction(1, 2)), "is no part of the median (use 0.5, or less)"),
     (
         "profile.steps",
         (10, (5, 4), (0, 1), [1, 2], (1,)),
@@ -590,6 +591,35 @@ def test_a_config_of_a_users_own_class_is_a_task_with_ranks() -> None:
     assert [problem.field for problem in refused(Mixed(scratch="x")).problems] == ["scratch"]  # type: ignore[arg-type]
     config = SafeTorch(nnodes="1:2", nproc_per_node=8, worker=BigWorker(limits=Resources(gpu="4")))
     assert "exceeds worker.limits.gpu=4" in str(refused(config))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preset(SafeTorch):
+    """Fields of ours with types and defaults of the user's, and fields that are none of ours."""
+
+    nnodes: int = 0
+    nproc_per_node: int = 8
+    max_restarts: int = -3
+    start_method: str = "fork"
+    lr: float = 0.1
+    kind: Literal[1, 2] = 1
+    seed: int = 0
+    model: Team = dataclasses.field(default_factory=Team)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Patient(Timeouts):
+    stop: float = float("nan")
+
+
+def test_defaults_of_a_users_own_class_are_checked_as_ours_are() -> None:
+    fields = [problem.field for problem in refused(Preset(nproc_per_node=0, timeouts=Patient())).problems]
+    assert fields == ["nnodes", "nproc_per_node", "max_restarts", "start_method", "timeouts.stop"]
+
+
+def test_a_users_own_class_may_name_other_types() -> None:
+    config = Preset(nnodes="2:4", max_restarts=0, start_method="spawn", lr=1, kind=2, seed=1 << 40, model=None)  # type: ignore[arg-type]
+    assert declare(config).plan.nnodes == "2:4"
 
 
 def test_a_value_in_a_class_that_is_no_dataclass_is_refused() -> None:

@@ -64,6 +64,29 @@ def test_ranks_of_a_range_and_sets_of_names_are_pinned_as_what_they_mean() -> No
     assert (found.logs.show, found.scratch.shared_caches) == ((2, 3), ("numba", "triton"))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Patient(Timeouts):
+    """A team's own preset."""
+
+    stop: float = 60.0
+    reason: str = "a slow file system"
+
+
+def test_of_a_users_own_class_a_pod_is_told_what_it_knows() -> None:
+    found = Registered.from_env(planned(SafeTorch(timeouts=Patient(exit=5))).pinned())
+    assert found is not None
+    assert found.timeouts == Timeouts(stop=60.0, exit=5)
+
+
+def test_kubernetes_finds_no_variable_to_fill_in() -> None:
+    config = SafeTorch(scratch=Scratch(path="/data/$(HOME)"), logs=Logs(prefix="$$ "))
+    pinned = planned(config).pinned()
+    assert "$" not in pinned["SAFEDIST_JOB"]  # $(HOME) would be the value of a variable of the pod, $$ one $
+    found = Registered.from_env(pinned)
+    assert found is not None
+    assert (found.scratch.path, found.logs.prefix) == ("/data/$(HOME)", "$$ ")
+
+
 def test_tests_pin_what_registration_pins() -> None:
     config = SafeTorch(nnodes="2:3", nproc_per_node=2, timeouts=Timeouts(stop=1))
     told = registered(nodes="2:3", nproc_per_node=2, timeouts={"stop": 1})
