@@ -314,7 +314,8 @@ def _of_the_pod(pod: Json, picture: Picture) -> Iterator[Reason]:
             name,
             weight=2,
         )
-    limits = {one["name"]: one.get("resources", {}).get("limits", {}) for one in pod["spec"]["containers"]}
+    containers = [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+    limits = {one["name"]: one.get("resources", {}).get("limits", {}) for one in containers}
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         yield from _of_the_container(container, limits.get(container["name"], {}), pod, picture)
     if pod["metadata"].get("deletionTimestamp"):  # when its time to stop is over
@@ -331,7 +332,7 @@ def _no_place(pod: Json, words: str, picture: Picture) -> Iterator[Reason]:
     more = [event for event in sorted(_about(name, picture), key=_when) if event["reason"] in _SCALES][-1:]
     is_coming = any(event["reason"] != "NotTriggerScaleUp" for event in more)
     for lacking in sorted(set(re.findall(r"Insufficient (\S+?)[,.]?(?=\s|$)", words))):
-        request = sum((_request(one, lacking) for one in pod["spec"]["containers"]), Fraction(0))
+        request = _needed(pod, lacking)
         largest, free = _room(picture, lacking)
         text = f"waits for a machine: it asks for {lacking} {_amount(request, lacking)}, and no machine has that free"
         fix = "wait until others end, ask for less per pod, or add machines"
@@ -355,6 +356,16 @@ def _request(container: Json, resource: str) -> Fraction:
     return value_of(resources.get("requests", {}).get(resource, resources.get("limits", {}).get(resource))) or Fraction(
         0
     )
+
+
+def _needed(pod: Json, resource: str) -> Fraction:
+    """What a machine must have free: for all containers at once, those among the init containers that go on beside the
+    others too, or for an init container beside those before it that go on."""
+    beside = most = Fraction(0)
+    for one in pod["spec"].get("initContainers", []):
+        most = max(most, beside + _request(one, resource))
+        beside += _request(one, resource) if one.get("restartPolicy") == "Always" else 0
+    return max(most, sum((_request(one, resource) for one in pod["spec"]["containers"]), beside))
 
 
 def _amount(value: Fraction, resource: str) -> str:
@@ -384,8 +395,7 @@ def _room(picture: Picture, resource: str) -> tuple[Fraction | None, Fraction | 
     for pod in picture.neighbours:
         machine = pod["spec"].get("nodeName")
         if machine in free and pod["status"].get("phase") not in ("Succeeded", "Failed"):
-            for container in pod["spec"]["containers"]:
-                free[machine] = free[machine] - _request(container, resource)
+            free[machine] -= _needed(pod, resource)
     return largest, max(free.values(), default=Fraction(0))
 
 

@@ -272,6 +272,24 @@ def _place(words: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def _a_large_init_container(objects: dict[str, Any]) -> None:
+    for pod in objects["pods"]:
+        pod["spec"]["containers"] *= 2
+        pod["spec"]["initContainers"] = [
+            {"name": name, "resources": {"requests": {GPU: gpus}}, **more}
+            for name, gpus, more in (("prepares", "4", {}), ("stays", "2", {"restartPolicy": "Always"}))
+        ]
+        if "worker" in pod["metadata"]["name"]:
+            pod["spec"]["initContainers"][0]["resources"]["requests"][GPU] = "20"
+
+
+def _init_out_of_memory(objects: dict[str, Any]) -> None:
+    (pod,) = objects["pods"]
+    pod["spec"]["initContainers"] = [{"name": "prepares", "resources": {"limits": {"memory": "512Mi"}}}]
+    status = pod["status"].pop("containerStatuses")[0]
+    pod["status"]["initContainerStatuses"] = [{**status, "name": "prepares"}]
+
+
 def _waits(reason: str, message: str) -> Callable[[dict[str, Any]], None]:
     def change(objects: dict[str, Any]) -> None:
         objects["events"] = []
@@ -417,6 +435,9 @@ CHANGED = [
     ("no-gpu", _place('persistentvolumeclaim "data" not found'), "the volume claim data is not there"),
     ("no-gpu", _place("0/3 nodes are available: 3 of an unheard kind."), "3 of an unheard kind"),
     ("no-gpu", _place("0/3 nodes are available: 3 Insufficient memory."), "it asks for memory 0.0 GiB"),
+    ("no-gpu", _a_large_init_container, f"why-no-gpu-master-0: waits for a machine: it asks for {GPU} 18,"),
+    ("no-gpu", _a_large_init_container, f"why-no-gpu-worker-0: waits for a machine: it asks for {GPU} 20,"),
+    ("oom-lone", _init_out_of_memory, "at the limit of 512Mi; container prepares ended with exit status 137"),
     (
         "no-image",
         _waits("CreateContainerConfigError", 'secret "s" not found'),
