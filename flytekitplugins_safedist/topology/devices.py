@@ -24,7 +24,7 @@ def device_files() -> list[str]:
 
 
 def gpus_here(env: Mapping[str, str], devices: Collection[str] = ()) -> int | None:
-    """GPUs of this pod: those that CUDA is narrowed to, those that NVIDIA's device plugin lists, else its device files.
+    """GPUs of this pod: those that NVIDIA's device plugin lists and CUDA is narrowed to, else its device files.
 
     Args:
         env: the pod's variables.
@@ -33,10 +33,11 @@ def gpus_here(env: Mapping[str, str], devices: Collection[str] = ()) -> int | No
     Returns:
         None where nothing says it: "all" of a machine is no number, and other vendors give no list.
     """
-    for name in (envvars.CUDA_VISIBLE_DEVICES, envvars.NVIDIA_VISIBLE_DEVICES):
-        listed = env.get(name, "")
-        if listed not in _NO_LIST and not listed.startswith("/"):  # a path: the list is handed over as files
-            return len([entry for entry in listed.split(",") if entry.strip()])
+    texts = (env.get(name, "") for name in (envvars.CUDA_VISIBLE_DEVICES, envvars.NVIDIA_VISIBLE_DEVICES))
+    # A path: the list is handed over as files.
+    lists = [text.split(",") for text in texts if text not in _NO_LIST and not text.startswith("/")]
+    if lists:  # CUDA sees none of those that are named beyond what there is
+        return min(len([entry for entry in each if entry.strip()]) for each in lists)
     return sum(1 for device in devices if _DEVICE.fullmatch(device)) or None
 
 
