@@ -39,11 +39,16 @@ class ScriptStatusError(SystemExit):
 
     def __init__(self, script: str, leaving: SystemExit) -> None:
         super().__init__(leaving.code)
-        # As an interpreter has it: a text is printed, and the status is 1.
-        status = leaving.code & 0xFF if isinstance(leaving.code, int) else 1
+        status = _status(leaving)
         self.error_code = f"USER:ScriptStatus{status}"
         words = "" if isinstance(leaving.code, int) else f": {leaving.code}"
         self.words = f"{Path(script).name} ended with status {status}{words}"
+
+
+def _status(leaving: SystemExit) -> int:
+    """As an interpreter has it: of a number its last eight bits, and 1 for a text, which is printed."""
+    code = 0 if leaving.code is None else leaving.code
+    return code & 0xFF if isinstance(code, int) else 1
 
 
 def run_script(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> None:
@@ -77,7 +82,7 @@ def run_script(script: str | os.PathLike[str], arguments: Sequence[str] = ()) ->
         with context.running_script():
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as leaving:
-        if leaving.code not in (None, 0):
+        if _status(leaving):
             raise ScriptStatusError(os.fspath(script), leaving) from None
     finally:
         sys.argv, sys.path[:] = argv, search
@@ -102,7 +107,7 @@ def run_module(module: str, arguments: Sequence[str] = ()) -> None:
         with context.running_script():
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as leaving:
-        if leaving.code not in (None, 0):
+        if _status(leaving):
             raise ScriptStatusError(module, leaving) from None
     finally:
         sys.argv, sys.path[:] = argv, search

@@ -21,13 +21,14 @@ def on_two_ranks(warm: Warm, tmp_path: Path, *arguments: str) -> Ended:
     ).wait()
 
 
-@pytest.mark.parametrize("ends", ["well", "with 0", "at once with 0"])
+@pytest.mark.parametrize("ends", ["well", "with 0", "with 256", "at once with 0"])
 def test_a_script_runs_on_each_rank_with_its_own_arguments(warm, tmp_path, ends):
     ended = on_two_ranks(warm, tmp_path, SCRIPT, "--lr", "3", "--ends", ends)
     assert (ended.code, ended.left, ended.scratch) == (0, [], []), ended.err
     assert {f"[rank {rank}] {rank} of 2 doubles to [6] ['3', '3']" for rank in range(2)} <= set(ended.out.splitlines())
     assert {f"[rank {rank}] a word of {rank}'s on errors" for rank in range(2)} <= set(ended.err.splitlines())
     assert "on errors" not in ended.out
+    assert "RankFailedError" not in ended.err
 
 
 def test_a_failure_is_the_scripts_with_the_scripts_lines_alone(warm, tmp_path):

@@ -19,7 +19,7 @@ def double(number: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=int, required=True)
-    ends = ["well", "with 0", "with 3", "badly", "at once with 0", "at once with 3"]
+    ends = ["well", "with 0", "with 256", "with 3", "badly", "at once with 0", "at once with 3"]
     parser.add_argument("--ends", choices=ends, default="well")
     options = parser.parse_args()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -30,7 +30,7 @@ def main() -> None:
     if options.ends.startswith("at once"):
         os._exit(int(options.ends[-1]))
     if options.ends.startswith("with"):
-        sys.exit(int(options.ends[-1]))
+        sys.exit(int(options.ends.split()[-1]))
     if options.ends == "badly" and me.rank == 1:
         raise ValueError("bad data")
 
