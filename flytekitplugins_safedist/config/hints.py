@@ -85,7 +85,8 @@ def hints_of_template(plan: Plan, arguments: TaskArguments) -> Iterator[str]:
     sidecars = [each.name for each in spec.containers or () if each.name != template.primary_container_name]
     if sidecars:
         yield f"a pod ends only when every container of it does: {', '.join(sidecars)} must end by themselves"
-    if spec.host_network and plan.max_nodes > 1:
+    variables = {*plan.variables, *(one.name for one in getattr(arguments.primary_container(), "env", None) or ())}
+    if spec.host_network and plan.max_nodes > 1 and envvars.ENDPOINT not in variables:
         yield f"hostNetwork: two jobs on one machine meet at the same port (set {envvars.ENDPOINT})"
     if plan.max_nodes > 1 and QUEUE_LABEL in (template.labels or {}) and plan.config.queue is None:
         yield (

@@ -12,7 +12,6 @@ from dataclasses import fields
 from types import MemberDescriptorType
 from typing import Any
 
-from .. import envvars
 from ..errors import Problem
 from . import effective
 from .arguments import TaskArguments, containers_of
@@ -146,11 +145,8 @@ def _run_policy(policy: Any, nodes: int) -> Iterator[Problem]:
 def _environment(arguments: TaskArguments, nodes: int) -> Iterator[Problem]:
     task: Mapping[Any, object] = arguments.environment or {}
     template = {each.name: each.value for each in getattr(arguments.primary_container(), "env", None) or ()}
-    yield from problems_of_variables(task, "@task environment")
-    yield from problems_of_variables(template, "pod_template env")
-    if nodes == 1 and envvars.ENDPOINT in {*task, *template}:
-        reason = "says where nodes meet, and one node meets none"
-        yield Problem("@task environment", envvars.ENDPOINT, reason, "remove it")
+    yield from problems_of_variables(task, "@task environment", nodes)
+    yield from problems_of_variables(template, "pod_template env", nodes)
 
 
 def _template(arguments: TaskArguments, nodes: int) -> Iterator[Problem]:

@@ -28,12 +28,13 @@ _NAME = re.compile(r"[-.A-Za-z_][-.A-Za-z0-9_]*")  # Kubernetes takes more names
 _ENDPOINT = re.compile(r"(?:[^\s:/]+|\[[0-9A-Fa-f:.%]+\]):(?!0+$)([0-9]{1,5})")
 
 
-def problems_of_variables(variables: Mapping[object, object], where: str) -> Iterator[Problem]:
+def problems_of_variables(variables: Mapping[object, object], where: str, nodes: int) -> Iterator[Problem]:
     """What is wrong with each. Values may be secrets: they are never shown, only their type is.
 
     Args:
         variables: with their values; None: filled in by Kubernetes.
         where: the argument that sets them, for the message.
+        nodes: of the job, at most; 0 where nobody can tell.
     """
     for name, value in variables.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -47,6 +48,8 @@ def problems_of_variables(variables: Mapping[object, object], where: str) -> Ite
             to_move = f"@task(environment={{{names.ENDPOINT!r}: 'HOST:PORT'}})"
             repair = f"remove it; to move the meeting point of the nodes: {to_move}"
             yield Problem(where, name, "says who a node or rank is, which differs in each", repair)
+        elif name == names.ENDPOINT and nodes == 1:
+            yield Problem(where, name, "says where nodes meet, and one node meets none", "remove it")
         elif name == names.ENDPOINT and value is not None:
             match = _ENDPOINT.fullmatch(str(value))
             if match is None or int(match[1]) > 65535:

@@ -129,9 +129,9 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         """flytekit's container, with the job in a variable.
 
         Raises:
-            ConfigError: the registration itself (``--env``) sets a variable that is not the user's to set.
+            ConfigError: the registration itself (``--env``) sets a variable that this task cannot have.
         """
-        problems = list(problems_of_variables(settings.env or {}, "--env"))
+        problems = list(problems_of_variables(settings.env or {}, "--env", self.plan.max_nodes))
         if problems:
             raise ConfigError(problems)
         container = super()._get_container(settings)

@@ -118,6 +118,13 @@ WARNED = {
 }
 
 
+def test_who_has_moved_the_meeting_point_is_not_told_to() -> None:
+    template = a_template(host_network=True)
+    task = make(SafeHorovod(nnodes=2), pod_template=template, environment={"SAFEDIST_ENDPOINT": "gateway:4000"})
+
+    assert not [line for line in summary(task, template_of(task, FAST)) if "meet at the same port" in line]
+
+
 @pytest.mark.parametrize("case", WARNED)
 def test_what_people_may_not_have_meant_is_said_once_when_it_is_registered_and_when_it_is_shown(
     case: str, warnings: list[str]
