@@ -106,17 +106,16 @@ def output_of(program: str, *arguments: str) -> dict[str, Any] | str:
 
 def _horovod(backend: str | None) -> Iterator[Finding]:
     facts = output_of(_HOROVOD_PROBE)
+    unfit: machine.Status = "warning" if backend == "torch" else "broken"  # torch's tasks run without it
     if isinstance(facts, str):
-        missing = "No module named 'horovod'" in facts
-        status: machine.Status = (
-            "broken" if backend == "horovod" or not missing else "ok" if backend == "torch" else "warning"
-        )
+        is_missing = "No module named 'horovod'" in facts
+        status = unfit if backend == "horovod" or not is_missing else "ok" if backend == "torch" else "warning"
         remedy = "" if status == "ok" else "build the wheel against this torch (see horovod_build/README.md)"
         yield Finding("horovod", status, facts, remedy)
         return
     over = ", ".join(name.upper() for name in ("gloo", "nccl", "mpi") if facts[name]) or "nothing"
     remedy = "" if facts["gloo"] else "rebuild with HOROVOD_WITH_GLOO=1: ranks are started without MPI"
-    yield Finding("horovod", "ok" if facts["gloo"] else "broken", f"{facts['version']} with {over}", remedy, facts)
+    yield Finding("horovod", "ok" if facts["gloo"] else unfit, f"{facts['version']} with {over}", remedy, facts)
 
 
 def _store(uri: str) -> Iterator[Finding]:

@@ -157,6 +157,23 @@ def test_doctor_reports_each_finding_with_its_remedy(tmp_path: Path, capsys: pyt
     assert all(one["remedy"] for one in findings.values() if one["status"] == "broken")
 
 
+@pytest.mark.parametrize(("backend", "status"), [("torch", "warning"), ("horovod", "broken")])
+def test_a_horovod_that_cannot_be_loaded_breaks_nothing_for_torch(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    backend: str,
+    status: str,
+) -> None:
+    (tmp_path / "horovod.py").write_text("raise ImportError('libmpi.so.40: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    main(["doctor", "--json", "--backend", backend])
+
+    (found,) = [one for one in json.loads(capsys.readouterr().out) if one["check"] == "horovod"]
+    assert (found["status"], found["what"].rpartition(": ")[2]) == (status, "cannot open shared object file")
+
+
 @pytest.mark.parametrize(
     ("program", "answer"),
     [
