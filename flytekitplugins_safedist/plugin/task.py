@@ -29,7 +29,7 @@ from ..agent.prepare import TaskCall
 from ..agent.verdict import Kind, Origin, Verdict
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
-from ..errors import RankFailedError, SafedistError, TopologyError
+from ..errors import ConfigError, Problem, RankFailedError, SafedistError, TopologyError
 from ..rank import literals, task
 from ..record import run_page
 from . import overrides
@@ -201,5 +201,18 @@ class _Interrupt(SystemExit, KeyboardInterrupt):
     """Both, to an interpreter."""
 
 
+def _of_a_class(task_config: type, task_function: Callable[..., Any], **kwargs: Any) -> Any:
+    """What flytekit makes of ``@task(task_config=SafeTorch)``, whose type is none that has a plugin: a plain task.
+
+    Raises:
+        ConfigError: it is a config of ours whose parentheses were forgotten.
+    """
+    if issubclass(task_config, SafeDistributed):
+        name, reason = task_config.__name__, "is a class, of which flytekit makes a task without ranks"
+        raise ConfigError([Problem("task_config", name, reason, f"write task_config={name}()")])
+    return PythonFunctionTask(task_config, task_function, **kwargs)
+
+
+TaskPlugins.register_pythontask_plugin(type, _of_a_class)
 TaskPlugins.register_pythontask_plugin(SafeHorovod, SafeTask)
 TaskPlugins.register_pythontask_plugin(SafeTorch, SafeTask)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import pytest
 from flytekit import Resources, Secret, task
 from flytekit.core.pod_template import PodTemplate
+from flytekit.core.python_function_task import PythonFunctionTask
 from flytekit.extras.accelerators import A100, T4, V5E
 from flytekitplugins import kfmpi
 from flytekitplugins import kfpytorch as kf
@@ -620,6 +621,14 @@ def test_defaults_of_a_users_own_class_are_checked_as_ours_are() -> None:
 def test_a_users_own_class_may_name_other_types() -> None:
     config = Preset(nnodes="2:4", max_restarts=0, start_method="spawn", lr=1, kind=2, seed=1 << 40, model=None)  # type: ignore[arg-type]
     assert declare(config).plan.nnodes == "2:4"
+
+
+def test_a_class_in_the_place_of_a_config_is_refused() -> None:
+    for cls in (SafeTorch, SafeHorovod, Preset):
+        assert f"task_config={cls.__name__!r} is a class, of which flytekit makes a task without ranks (write" in str(
+            refused(cls)
+        )
+    assert type(declare(Team)) is PythonFunctionTask
 
 
 def test_a_value_in_a_class_that_is_no_dataclass_is_refused() -> None:
