@@ -7,6 +7,7 @@ Imported when registration asks for it: the kubernetes client takes half a secon
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from flytekit.core.pod_template import PodTemplate
@@ -163,6 +164,9 @@ def _complete_limits(container: Any) -> None:
     """cpu and memory that are only requested become limits as well: the backend writes a limit of zero there, and the
     API server refuses the pod (flytek8s v1.16.8, ``ApplyResourceOverrides`` of a container that is not the primary)."""
     resources = container.resources
+    if isinstance(resources, Mapping):
+        names = k8s.V1ResourceRequirements.openapi_types
+        resources = container.resources = k8s.V1ResourceRequirements(**{name: resources.get(name) for name in names})
     requests = getattr(resources, "requests", None) or {}
     limits = getattr(resources, "limits", None) or {}
     missing = {name: requests[name] for name in ("cpu", "memory") if name in requests and name not in limits}

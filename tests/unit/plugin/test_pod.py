@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from flytekit.core.pod_template import PodTemplate
-from kubernetes.client import V1Container, V1PodSpec
+from kubernetes.client import ApiClient, V1Container, V1PodSpec, V1ResourceRequirements
 
 from flytekitplugins_safedist import SafeTorch
 from flytekitplugins_safedist.plugin.pod import merged_template
@@ -25,3 +25,15 @@ def test_the_end_of_the_log_is_what_a_failed_pod_shows_unless_the_users_template
 
     assert [one.termination_message_policy for one in template.pod_spec.containers] == [policy, None]
     assert container.termination_message_policy == own
+
+
+ASKED = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
+
+
+@pytest.mark.parametrize("resources", [V1ResourceRequirements(requests=ASKED), {"requests": ASKED}])
+def test_what_a_sidecar_requests_is_its_limit_whichever_way_it_is_written(resources):
+    sidecar = V1Container(name="sidecar", resources=resources)
+    template = merged(PodTemplate(pod_spec=V1PodSpec(containers=[sidecar])))
+
+    (_, container) = ApiClient().sanitize_for_serialization(template.pod_spec)["containers"]
+    assert container["resources"] == {"requests": ASKED, "limits": {"cpu": "1", "memory": "1Gi"}}
