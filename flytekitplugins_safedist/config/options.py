@@ -277,7 +277,7 @@ _DIFFERENT = {
     "launcher": "leave it out: no pod launches the others; master=Master(...), worker=Worker(...) are those that train",
     "slots": "write nproc_per_node=",
     "replicas": "write nnodes=",
-    "num_workers": "write nnodes=, which counts the master as well",
+    "num_workers": "write nnodes=, the number of pods that train, node 0 among them",
     "num_launcher_replicas": "leave it out: no pod launches the others",
     "rdzv_configs": "write timeouts=Timeouts(rendezvous=SECONDS) for its join_timeout, and leave out the rest",
     "elastic_timeout": "write timeouts=Timeouts(rendezvous=SECONDS)",

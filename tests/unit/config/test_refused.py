@@ -536,6 +536,11 @@ def test_every_argument_of_flytes_own_classes_is_taken_or_refused_with_what_to_w
         assert problem.repair.startswith(("write ", "leave it out: "))
 
 
+def test_workers_of_mpi_are_no_fewer_nodes_than_they_were() -> None:
+    with pytest.raises(ConfigError, match=r"write nnodes=, the number of pods that train, node 0 among them"):
+        SafeHorovod(num_workers=4)
+
+
 def test_a_field_that_is_misspelled_is_refused_with_the_one_that_is_near() -> None:
     with pytest.raises(
         ConfigError, match=r"nproc_pernode=2 is no field of SafeHorovod \(did you mean nproc_per_node\?\)"
