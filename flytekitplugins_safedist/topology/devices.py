@@ -36,8 +36,8 @@ def gpus_here(env: Mapping[str, str], devices: Collection[str] = ()) -> int | No
     texts = (env.get(name, "") for name in (envvars.CUDA_VISIBLE_DEVICES, envvars.NVIDIA_VISIBLE_DEVICES))
     # A path: the list is handed over as files.
     lists = [text.split(",") for text in texts if text not in _NO_LIST and not text.startswith("/")]
-    if lists:  # CUDA sees none of those that are named beyond what there is
-        return min(len([entry for entry in each if entry.strip()]) for each in lists)
+    if lists:  # CUDA sees none of those that are named beyond what there is, and one that is shared may stand twice
+        return min(len({entry.strip() for entry in each} - {""}) for each in lists)
     return sum(1 for device in devices if _DEVICE.fullmatch(device)) or None
 
 

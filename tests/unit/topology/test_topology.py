@@ -199,6 +199,7 @@ def leaves_open(low: int, high: int, nproc: int) -> Registered:
         ({"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, ("nvidia3",), 1),
         ({"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_VISIBLE_DEVICES": "0"}, (), 1),
         ({"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, (), 2),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-1,GPU-2"}, (), 2),  # time slices
         ({"NVIDIA_VISIBLE_DEVICES": ",".join(f"GPU-{one}" for one in range(16))}, (), 16),
         ({"NVIDIA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, (), 8),
         ({}, ("null",), 8),
