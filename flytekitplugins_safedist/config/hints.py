@@ -24,13 +24,14 @@ _POLICIES = {
 }
 
 
-def hints(plan: Plan, arguments: TaskArguments, image: str | None) -> Iterator[str]:
+def hints(plan: Plan, arguments: TaskArguments, image: str | None, named: Any = None) -> Iterator[str]:
     """One sentence each.
 
     Args:
         plan: of the task.
         arguments: of the task, as it is registered.
         image: of the container that trains.
+        named: what ``container_image=`` of the task says.
     """
     for role in plan.roles:
         if role.restart_policy in _POLICIES:
@@ -46,6 +47,11 @@ def hints(plan: Plan, arguments: TaskArguments, image: str | None) -> Iterator[s
     if plan.nproc_per_node > 1 and has_slices(plan.resources, arguments.accelerator):
         yield "each rank sees one MIG slice, and NCCL joins no two slices of one GPU: use Gloo, or whole GPUs"
     yield from hints_of_template(plan, arguments)
+    if named is not None and getattr(arguments.primary_container(), "image", None) not in (None, named):
+        yield (
+            "container_image= of @task is not used: the pod template's primary container names an image, which wins. "
+            "Keep one of the two"
+        )
     needs_image = not plan.roles or not all(getattr(role.written, "image", None) for role in plan.roles)
     if needs_image and (not image or _DEFAULT_IMAGE.fullmatch(image)):
         what = f"the image {image} is flytekit's default one" if image else "no image is named: flytekit's is taken"

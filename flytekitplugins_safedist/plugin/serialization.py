@@ -121,7 +121,8 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         pod = super().get_k8s_pod(settings)
         if not self.has_hinted:
             self.has_hinted = True
-            for hint in hints(self.plan, self.arguments, pod.pod_spec["containers"][0].get("image")):
+            image = pod.pod_spec["containers"][0].get("image")
+            for hint in hints(self.plan, self.arguments, image, self.container_image):
                 logger.warning("%s: %s", self.name, hint)
         return pod
 

@@ -271,4 +271,4 @@ def summary(task: Any, template: Any) -> list[str]:
     }
     width = max(map(len, facts))
     lines = [f"# {name:<{width}}  {text}" for name, text in facts.items()]
-    return lines + [f"# WARNING {each}" for each in hints(plan, task.arguments, image)]
+    return lines + [f"# WARNING {each}" for each in hints(plan, task.arguments, image, task.container_image)]

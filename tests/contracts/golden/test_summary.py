@@ -73,6 +73,10 @@ def a_template(**spec: Any) -> PodTemplate:
     return PodTemplate(pod_spec=V1PodSpec(containers=[], **spec))
 
 
+def with_image(image: str | None) -> PodTemplate:
+    return PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name="primary", image=image)]))
+
+
 def with_policy(policy: str) -> SafeHorovod:
     return SafeHorovod(nnodes=2, master=kf.Master(restart_policy=kf.RestartPolicy[policy]))
 
@@ -107,6 +111,10 @@ WARNED = {
         "master.restart_policy is NEVER: when that pod is lost",
     ),
     "pods without end": (lambda: make(with_policy("ALWAYS")), "the operator never sees it succeed"),
+    "two images": (
+        lambda: make(SafeHorovod(), container_image="mine:1", pod_template=with_image("the-platforms:1")),
+        "container_image= of @task is not used: the pod template's primary container names an image, which wins",
+    ),
     "host network": (
         lambda: make(SafeHorovod(nnodes=2), pod_template=a_template(host_network=True)),
         "meet at the same port",
@@ -123,6 +131,12 @@ def test_who_has_moved_the_meeting_point_is_not_told_to() -> None:
     task = make(SafeHorovod(nnodes=2), pod_template=template, environment={"SAFEDIST_ENDPOINT": "gateway:4000"})
 
     assert not [line for line in summary(task, template_of(task, FAST)) if "meet at the same port" in line]
+
+
+def test_an_image_that_stands_in_one_place_or_twice_alike_is_used() -> None:
+    for template in (with_image(None), with_image("mine:1"), None):
+        task = make(SafeHorovod(), container_image="mine:1", pod_template=template)
+        assert not [line for line in summary(task, template_of(task, FAST)) if "container_image" in line]
 
 
 @pytest.mark.parametrize("case", WARNED)
