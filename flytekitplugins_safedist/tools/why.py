@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ..config.quantities import value_of
+from ..texts import human
 
 Json = dict[str, Any]
 
@@ -370,7 +371,7 @@ def _needed(pod: Json, resource: str) -> Fraction:
 
 def _amount(value: Fraction, resource: str) -> str:
     if resource in ("memory", "ephemeral-storage"):
-        return f"{float(value) / 2**30:.1f} GiB"
+        return human(int(value))
     return f"{float(value):g}"
 
 

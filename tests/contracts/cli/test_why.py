@@ -434,7 +434,7 @@ CHANGED = [
     ),
     ("no-gpu", _place('persistentvolumeclaim "data" not found'), "the volume claim data is not there"),
     ("no-gpu", _place("0/3 nodes are available: 3 of an unheard kind."), "3 of an unheard kind"),
-    ("no-gpu", _place("0/3 nodes are available: 3 Insufficient memory."), "it asks for memory 0.0 GiB"),
+    ("no-gpu", _place("0/3 nodes are available: 3 Insufficient memory."), "it asks for memory 10.0 MiB"),
     ("no-gpu", _a_large_init_container, f"why-no-gpu-master-0: waits for a machine: it asks for {GPU} 18,"),
     ("no-gpu", _a_large_init_container, f"why-no-gpu-worker-0: waits for a machine: it asks for {GPU} 20,"),
     ("oom-lone", _init_out_of_memory, "at the limit of 512Mi; container prepares ended with exit status 137"),
