@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .errors import PayloadError, RankFailedError, SafedistError
+from .errors import ConfigError, PayloadError, RankFailedError, SafedistError
 from .rank import context
 
 
@@ -170,8 +170,10 @@ def main() -> None:
     try:
         job = config(nproc_per_node=options.nproc_per_node, max_restarts=options.max_restarts)
         task(task_config=job)(here.script)(path=options.script, arguments=options.arguments, kind=kind)
-    except RankFailedError as error:
+    except RankFailedError as error:  # which may be the script's own ConfigError, too
         _leave(error)
+    except ConfigError as error:
+        parser.error(str(error))
     except SafedistError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 

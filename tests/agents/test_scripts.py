@@ -99,10 +99,17 @@ def test_without_a_script_the_script_alone_is_what_is_missing(warm, tmp_path):
     assert "the following arguments are required: script\n" in ended.err
 
 
-def test_wrong_usage_starts_nothing(warm, tmp_path):
-    ended = on_two_ranks(warm, tmp_path, "no_such_script.py")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no_such_script.py"], "there is no such file: "),
+        (["--nproc-per-node", "0", SCRIPT], "nproc_per_node=0 is not a number of ranks"),
+    ],
+)
+def test_wrong_usage_starts_nothing(warm, tmp_path, arguments, said):
+    ended = on_two_ranks(warm, tmp_path, *arguments)
     assert ended.code == 2
-    assert "there is no such file: " in ended.err
+    assert said in ended.err
     assert "[safedist] start" not in ended.err
 
 
