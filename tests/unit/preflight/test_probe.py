@@ -75,7 +75,7 @@ def test_a_node_that_never_comes_is_named_by_all(corner: Here) -> None:
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(Peers, corner, 1, 3, time.monotonic() + LONG, "127.0.0.1")
         assert corner.wait("safedist/preflight/at/1", LONG)
-        first = Peers(corner, 0, 3, time.monotonic() + 0.1, "127.0.0.1")
+        first = Peers(corner, 0, 3, time.monotonic() + 5, "127.0.0.1")  # of which it waits for 2, and dials in 3
     assert first.unreached == other.result().unreached == {2: "its checks have not begun"}
 
 
