@@ -95,7 +95,7 @@ NOT_HERE = {
     "kubectl cordon": "a cluster",
     "kubectl drain": "a cluster",
     "python -m tests.simulation.mutants": "a quarter of an hour",
-    'make mutants MUTANTS="job ranks --sample 40 --seed 7"': "hours",
+    'make mutants MUTANTS="agent rank --sample 40 --seed 7"': "hours",
     "pip install '.[gpu,prometheus,otlp]'": "make's pip installs the same",
     "pip install '.[torch,kubeflow]'": "a CUDA build of torch is gigabytes; make's pip installs the same",
     "pip install --ignore-requires-python --no-deps": "a Python that flytekit refuses",
