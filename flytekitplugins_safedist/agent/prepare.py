@@ -287,7 +287,7 @@ def _scanned(call: TaskCall) -> Scan:
     source = call.source
     modules = [name for name in (source.module, source.run_as, *source.imports) if name]
     files = [source.script] if source.script is not None and source.run_as is None else []
-    found = scan(modules, files, call.sys_path)
+    found = scan(modules, files, call.sys_path, source.name)
     if found.stopped:
         logger.debug(f"what is imported after {found.stopped} is imported by each rank")
     return found

@@ -1,10 +1,10 @@
 """What the user's files import from installed packages, as statements that can be run once for all ranks of a node.
 
-Nothing of the user's is executed. A file is reduced to its module-level imports and those that the tasks of ranks begin
-with: what stands in other functions and in classes is left out, ``try`` keeps its shape, ``if`` is decided where that
-can be done from the text alone, and ``with`` is entered where it changes nothing. A variable that is set to a constant
-before an import is set for that import, too; after anything else that may change what an import finds, the rest is left
-to the ranks.
+Nothing of the user's is executed. A file is reduced to its module-level imports, and the task's to those that its
+function begins with, too: what stands in other functions and in classes is left out, ``try`` keeps its shape, ``if`` is
+decided where that can be done from the text alone, and ``with`` is entered where it changes nothing. A variable that is
+set to a constant before an import is set for that import, too; after anything else that may change what an import
+finds, the rest is left to the ranks.
 
 Installed is what lies where ``pip`` puts it. All else, editable installs and directories of PYTHONPATH among it, is the
 user's: it is read, and each rank imports it.
@@ -51,16 +51,18 @@ class Scan:
     stopped: str = ""
 
 
-def scan(modules: Sequence[str], files: Sequence[str], path: Sequence[str]) -> Scan:
+def scan(modules: Sequence[str], files: Sequence[str], path: Sequence[str], task: str) -> Scan:
     """Read modules and files of the user's, and all of the user's that these import.
 
     Args:
         modules: their names.
         files: of scripts.
         path: the module search path.
+        task: the name of the one that is run, in the first of the files, or else of the modules.
     """
     importlib.invalidate_caches()  # the code may have come a moment ago
-    reading = _Reading(path)
+    reading = _Reading(path, task)
+    reading.home = Path(files[0]) if files else reading.file_of(modules[0]) if modules else None
     try:
         for file in files:
             reading.file(Path(file), ())
@@ -78,6 +80,8 @@ class _StopError(Exception):
 @dataclass
 class _Reading:
     path: Sequence[str]
+    task: str
+    home: Path | None = None
     steps: list[Step] = field(default_factory=list)
     _read: set[Path] = field(default_factory=set)
     _specs: dict[str, ModuleSpec | None] = field(default_factory=dict)
@@ -102,6 +106,11 @@ class _Reading:
     def is_own(self, spec: ModuleSpec) -> bool:
         """Whether a module is the user's."""
         return spec.origin not in ("built-in", "frozen") and not any(map(is_installed, places_of(spec)))
+
+    def file_of(self, name: str) -> Path | None:
+        """A module's."""
+        spec = self.spec(name)
+        return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
     # --- reading -------------------------------------------------------------------------------------------------
     def module(self, name: str) -> None:
@@ -146,8 +155,8 @@ class _Reading:
                     self.statement(each, package, file, late)
             case ast.Try():
                 self._try(node, package, file, late)
-            case ast.FunctionDef(decorator_list=decorators) if any(map(_is_task, decorators)):
-                late += _at_the_top(node.body)
+            case ast.FunctionDef(name=self.task, decorator_list=[_]) if file == self.home:
+                late += _at_the_top(node.body)  # with a second decorator nobody knows what runs before these
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 return
             case _ if (variable := _constant(node)) is not None:
@@ -191,17 +200,9 @@ def _indented(steps: Sequence[Step]) -> str:
     return "\n".join(f" {line}" for step in steps for line in str(step).splitlines())
 
 
-def _is_task(decorator: ast.expr) -> bool:
-    """Whether it makes a task that may run on ranks: a plain one does not, and what it imports may be another's to
-    import later."""
-    if not isinstance(decorator, ast.Call) or "task_config" not in [each.arg for each in decorator.keywords]:
-        return False
-    return ast.unparse(decorator.func).rpartition(".")[2] == "task"
-
-
 def _at_the_top(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The imports that a task begins with. Those below may find what the lines above have set, in this process or in a
-    library."""
+    """The imports that a function begins with. Those below may find what the lines above have set, in this process or
+    in a library."""
     lines = body[1:] if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) else body
     return list(takewhile(lambda each: isinstance(each, (ast.Import, ast.ImportFrom)), lines))
 

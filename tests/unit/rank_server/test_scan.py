@@ -14,6 +14,7 @@ from flytekitplugins_safedist.rank_server.scan import Scan, scan
 Project = Callable[..., Scan]
 INSTALLED = ("pandas", "transformers", "datasets", "polars", "simplejson", "google.cloud.storage", "docker")
 TASK = "@task(task_config=x)\ndef f():\n"
+"""The one that is run."""
 
 
 @pytest.fixture
@@ -32,7 +33,8 @@ def project(tmp_path: Path) -> Project:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("raise AssertionError('nothing is executed')\n" + source)
         path = [str(own), str(installed), *sys.path]
-        return scan([], [str(own / "train.py")], path) if script else scan(["train"], [], path)
+        modules, files = ([], [str(own / "train.py")]) if script else (["train"], [])
+        return scan(modules, files, path, "f")
 
     return found
 
@@ -56,7 +58,9 @@ def project(tmp_path: Path) -> Project:
         ("def f():\n    import polars\nclass C:\n    import polars", []),
         (f"{TASK}    import datasets\n    def g():\n        import polars", ["import datasets"]),
         (f"@flytekit.{TASK[1:]}    import datasets\nimport pandas", ["import pandas", "import datasets"]),
-        ("@task\ndef f():\n    import datasets\n@dynamic(task_config=x)\ndef g():\n    import datasets", []),
+        ("@task(task_config=x)\ndef another():\n    import datasets", []),
+        (f"@sets_a_variable\n{TASK}    import datasets", []),
+        (f"{TASK}    import datasets".replace("task", "my_task"), ["import datasets"]),
         (f"{TASK}    'text'\n    import os, docker\n    g()\n    import pandas", ["import docker"]),
         (f"{TASK}    os.environ['HF_HOME'] = '/mine'\n    import transformers", []),
         (
@@ -85,11 +89,12 @@ def test_what_the_users_own_modules_import_comes_where_they_are_imported(project
     assert list(found.steps) == [f"import {name}" for name in libraries]
 
 
-def test_a_script_is_read_as_a_file(project: Project) -> None:
-    assert list(project("import pandas\nimport model", script=True, model="import datasets").steps) == [
-        "import pandas",
-        "import datasets",
-    ]
+@pytest.mark.parametrize("script", [True, False])
+def test_a_task_of_another_file_is_not_the_one_that_is_run_though_it_has_its_name(
+    project: Project, script: bool
+) -> None:
+    train, model = f"import model\n{TASK}    import docker", f"import datasets\n{TASK}    import polars"
+    assert list(project(train, script=script, model=model).steps) == ["import datasets", "import docker"]
 
 
 def test_a_module_of_the_users_comes_before_an_installed_one_of_its_name_as_the_path_has_it(project: Project) -> None:
