@@ -9,6 +9,7 @@ is what the task finds: code importable, working directory as it was. The task r
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -212,13 +213,30 @@ def make_importable(dest: Path, of_image: Path) -> None:
     starts.
 
     Args:
-        of_image: the destination as it was asked for: where *dest* is another one, modules of the image are there.
+        dest: where the code is.
+        of_image: the destination as it was asked for: where *dest* is another one, the image may have other code there.
     """
-    places = list(dict.fromkeys([str(dest), str(of_image)]))
+    importlib.invalidate_caches()  # Python may have looked there within the resolution of the directory's time
     named = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([named, *places] if named else places)
-    at = _behind_pythonpath()
-    sys.path[at:at] = [place for place in places if place not in sys.path]
+    paths = [*(named.split(os.pathsep) if named else ()), str(of_image)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(_before_the_images(dest, of_image, paths))
+    if str(of_image) not in sys.path:
+        sys.path.insert(_behind_pythonpath(), str(of_image))
+    sys.path[:] = _before_the_images(dest, of_image, sys.path)
+
+
+def _before_the_images(dest: Path, of_image: Path, paths: Sequence[str]) -> list[str]:
+    """The paths with *dest*, or what it has in its place, before each that is *of_image* or in it. PYTHONPATH names
+    that in most images (flytekit's have ``/root``), and what was built into them is not to run in the code's place."""
+    found: list[str] = []
+    for path in paths:
+        there = Path(os.path.realpath(path))
+        if dest != of_image and there.is_relative_to(of_image):
+            code = dest / there.relative_to(of_image)
+            if code.is_dir() and str(code) not in found:
+                found.append(str(code))
+        found.append(path)
+    return found
 
 
 def _behind_pythonpath() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -458,6 +459,18 @@ def test_messages_go_to_standard_output_where_standard_error_is_closed(pod):
     out, _ = process.communicate()
     assert process.returncode == 0, "what every start would meet again is the attempt's verdict"
     assert "register the task again" in out
+
+
+def test_code_is_found_in_a_directory_that_was_looked_at_within_the_resolution_of_its_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("come_a_moment_later")
+    looked_at = tmp_path.stat()
+    (tmp_path / "come_a_moment_later.py").touch()
+    os.utime(tmp_path, ns=(looked_at.st_atime_ns, looked_at.st_mtime_ns))
+    entrypoint.make_importable(tmp_path, tmp_path)
+    importlib.import_module("come_a_moment_later")
 
 
 def test_limits_come_from_the_pods_variables():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 from tests.harness import fusefs, needs
 from tests.harness.objectstore import ObjectStore
-from tests.harness.pod import Pod
+from tests.harness.pod import PROGRAM, Pod
+from tests.harness.procs import ROOT
 from tests.harness.staging_actors import (  # noqa: F401  (fixtures)
     actors_fixture,
     all_at_once,
@@ -300,6 +302,34 @@ def test_a_read_only_root_leaves_nothing_on_the_scratch_volume_whatever_ends_it(
     assert len(os.listdir(scratch)) == 1
     assert pod.fast("report").code == 0
     assert os.listdir(scratch) == []
+
+
+NEWER = """
+import json
+from flytekit import task
+import in_source, lib
+
+@task
+def report() -> str:
+    return json.dumps({"lib": lib.WHO, "in_source": in_source.WHO})
+"""
+
+
+def test_code_on_the_scratch_volume_runs_and_not_what_the_image_has_in_its_place(tmp_path, tmpfs):
+    files = {"workflows.py": NEWER, "lib.py": "WHO = 'archive'", "source/in_source.py": "WHO = 'archive'"}
+    (tmpfs / "source").mkdir()
+    for name in list(files)[1:]:
+        (tmpfs / name).write_text("WHO = 'image'")
+    subprocess.run(["mount", "-o", "remount,ro", tmpfs], check=True)
+    pod = Pod(tmp_path / "pod", files)
+    pod.cwd = tmpfs
+    named = [str(tmpfs / "source"), str(tmpfs), str(ROOT), *(path for path in sys.path if path)]
+    pod.environment |= {"SAFEDIST_SCRATCH_ROOT": str(tmp_path), "PYTHONPATH": os.pathsep.join(named)}
+    program = f"import sys; sys.path.remove('')\n{PROGRAM}"  # as for a console script
+    process = pod.start(*pod.fast_arguments("report"), program=program)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert pod.output() == {"lib": "archive", "in_source": "archive"}
 
 
 def test_a_destination_below_what_one_may_not_enter_is_one_error(place, actors, for_nobody):
