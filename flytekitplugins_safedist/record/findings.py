@@ -136,10 +136,20 @@ def _spent(phases: Sequence[tuple[str, float, float]]) -> dict[str, float]:
 
 
 def steps_of(rank: RankSummary) -> int:
-    """Its steps: as the user told them, all but the first of which are counted; else as often as a stage came."""
+    """Its steps: as the user told them, all but the first of which are counted; else as often as a stage came, or one,
+    that goes on."""
     if rank.step >= 0:
         return rank.steps + 1
-    return max([rank.steps, *(stage.times for name, stage in rank.stages.items() if "/" not in name)], default=0)
+    ended = [stage.times for name, stage in rank.stages.items() if "/" not in name]
+    return max([rank.steps, int(bool(rank.stages)), *ended])
+
+
+def _seconds(rank: RankSummary) -> float:
+    """In its stages: at the depth that has most, for one around them (an epoch, say) may not have ended yet."""
+    depths: dict[int, float] = {}
+    for name, stage in rank.stages.items():
+        depths[name.count("/")] = depths.get(name.count("/"), 0.0) + stage.seconds
+    return max(depths.values(), default=0.0)
 
 
 def held_back(ranks: Sequence[RankSummary]) -> tuple[list[HeldBack], list[str]]:
@@ -149,8 +159,7 @@ def held_back(ranks: Sequence[RankSummary]) -> tuple[list[HeldBack], list[str]]:
     cycles = max((steps_of(rank) for rank in ranks), default=0)
     if len(ranks) < 2 or not cycles:
         return [], []
-    step = sum(stage.seconds for rank in ranks for name, stage in rank.stages.items() if "/" not in name)
-    step /= sum(map(steps_of, ranks)) or 1
+    step = sum(map(_seconds, ranks)) / sum(map(steps_of, ranks))
     least = max(_LEAST_SECONDS, _LEAST_PART * step, _NOISE_SECONDS / cycles)
     found: list[HeldBack] = []
     uneven: list[str] = []

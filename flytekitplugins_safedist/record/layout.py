@@ -153,6 +153,8 @@ def read(memory: memoryview, rank: int, *, since: float, until: float, how: str)
         summary = RankSummary(rank, since, until, how)
         _fill(summary, noted)
         json.dumps(summary.to_dict(), allow_nan=False)
+        # The user's own, and any number: a loss that has become none is no reason to hide what the rank did.
+        summary.values = {_name(each): each.number for each in noted.values if each.name}
         return summary
     return RankSummary(rank, since, until, how)
 
@@ -164,7 +166,6 @@ def _fill(summary: RankSummary, noted: RankMemory) -> None:
     summary.met, summary.saved, count = bool(noted.met), noted.saved, min(noted.saved, _SAVES)
     saves = [noted.saves[number % _SAVES] for number in range(noted.saved - count, noted.saved)]
     summary.saves = [(each.step, shift + each.at, each.seconds) for each in saves]
-    summary.values = {_name(each): each.number for each in noted.values if each.name}
     summary.cpu, summary.peak, summary.gpu = noted.cpu, noted.peak, noted.gpu
     for row in noted.stages:
         if row.times:

@@ -202,6 +202,17 @@ def test_numbers_of_a_rank_that_are_none_harm_nobody() -> None:
         summary.packed(job(seen), 1 << 20)
 
 
+def test_a_loss_that_is_no_number_any_more_hides_nothing_of_its_rank(rank):
+    rank.stage("load", 1.0)
+    rank.recorder.meet()
+    rank.recorder.progress(0, {"loss": math.nan, "accuracy": 0.5, "norm": -math.inf})
+    seen = rank.read("returned")
+    assert (list(seen.stages), seen.met, seen.step) == (["load"], True, 0)
+    assert "accuracy 0.5; norm -inf" in shown(job(seen))
+    [sent] = summary.merged(job(seen), [(summary.packed(job(seen), 1 << 20), HERE)])[1:]
+    assert math.isnan(sent.rounds[0].ranks[0].values["loss"])
+
+
 def test_a_stage_that_another_thread_ends_than_began_it_is_a_stage(rank):
     """A generator that a thread runs ahead of the training, and whoever drops it closes."""
 
@@ -301,6 +312,27 @@ def test_of_stages_within_stages_the_innermost_is_named_that_costs_the_time() ->
         return made
 
     assert held(nested(0, 0.001), nested(1, 0.051), nested(2, 0.001)) == [(1, "step/data/decode")]
+
+
+def test_within_a_stage_that_has_not_ended_the_one_is_named_that_is_late() -> None:
+    """An epoch around all steps, of a job that runs, or whose ranks were ended in it."""
+
+    def within(number: int, load: float) -> RankSummary:
+        made = part(number)
+        made.how = "SIGKILL"
+        made.stages = {"epoch/load": StageTimes(100, 100 * load, load, 5.0 + load)}
+        return made
+
+    ranks = within(0, 0.010), within(1, 0.060)
+    assert held(*ranks) == [(1, "epoch/load")]
+    for each in ranks:
+        each.steps, each.step = 99, 99
+    [found], _ = findings.held_back(ranks)
+    assert (found.rank, found.seconds) == (1, pytest.approx(0.050))
+    assert "rank 1 in stage &#x27;epoch/load&#x27;, by 50 ms a step (143% of it" in shown(job(*ranks))
+    ended = within(0, 0.010)
+    ended.stages["epoch"] = StageTimes(1, 6.0, 6.0, 6.0)
+    assert held(ended, within(1, 0.060)) == [(1, "epoch/load")], "of the others one has left it"
 
 
 # --- of a whole job -------------------------------------------------------------------------------------------------
