@@ -5,6 +5,7 @@ Errors and logs are the user's own and stay as they are; this is for the record 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -25,10 +26,16 @@ _PUBLIC = re.compile(
 _WORD = re.compile(r"[A-Za-z]+")
 """A value that is one word (``WARNING``, ``production``), and stands in many a text for itself."""
 
+_SAME = re.compile(r"[ !#-&(-\[\]-~]*")
+"""What Python and JSON write as it is: printable, without quotes and backslashes."""
+
 _PLAIN = r"(?:-?[\d_.]{1,12}|none|null|true|false|yes|no|on|off)"
 """What no secret is: how many there are (``max_tokens=4096``), or the number of one."""
 
-_NAMED = r"(?:secret|passw(?:or)?d|\bpwd|(?:api|access|account|shared)[-_]?key|client[-_]?secret)"
+_NAMED = r"(?:secret|passw(?:or)?d|passphrase|\bpwd|(?:api|access|account|shared)[-_]?key|client[-_]?secret)"
+_VALUE = r"(?:(?:[\w.]*[(\[{]|[bru]{1,2})?(?:'[^']*'|\"[^\"]*\")|[^\s,;'\"]+)"
+"""As it stands behind a name: in quotes, also those of bytes, of a call and of the first of several; or a word."""
+_SCHEME = r"(?:basic|token|apikey|api-key)"
 _IN_QUERY = r"(?:sig|signature|key|passw|credential|auth|token|secret)"
 _UNLESS = rf"(?!{_PLAIN}(?=[\s,;:)\]}}'\"]|\Z))"
 
@@ -44,7 +51,7 @@ _TOKENS = (
     r"\bAIza[\w-]{35}",  # Google, and
     r"\bya29\.[\w-]{16,}",  # its OAuth
     r"\b(?:npm_|dapi|r8_|nvapi-|lin_api_|hvs\.|dop_v1_|pypi-|SG\.|NRAK-|glsa_|shpat_|dckr_pat_)[\w.-]{16,}",  # others
-    r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?",  # a JSON web token
+    r"\beyJ[\w-]{8,4000}\.eyJ[\w-]{8,}(?:\.[\w-]*)?",  # a JSON web token
     r"\bAGE-SECRET-KEY-1[0-9A-Z]{16,}",
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
 )
@@ -58,13 +65,13 @@ _FORMS = [
         (rf"([?&](?=[\w.-]*?{_IN_QUERY})[\w.-]+=)[^&\s'\"]+", r"\1[secret]"),
         *(
             (
-                rf"((?<![\w.-])(?=[\w.-]*?{named})[\w.-]+['\"]?\s*[=:]\s*){unless}(?:'[^']*'|\"[^\"]*\"|[^\s,;'\"]+)",
+                rf"((?<![\w.-])(?=[\w.-]*?{named})[\w.-]+['\"]?\s*[=:]\s*){unless}{_VALUE}",
                 r"\1[secret]",
             )
             for named, unless in ((_NAMED, ""), ("token(?!i[sz])", _UNLESS))
         ),
         (rf"((?<!\S)--?(?=[\w.-]*?(?:{_NAMED}|token))[\w.-]+ ){_UNLESS}(?!-)[^\s'\"]+", r"\1[secret]"),
-        (r"(\b(?:bearer|authorization['\"]?\s*[=:]\s*['\"]?basic)\s+)[\w.~+/=-]{8,}", r"\1[secret]"),
+        (rf"(\b(?:bearer|authorization['\"]?\s*[=:]\s*['\"]?{_SCHEME})\s+)[\w.~+/=-]{{8,}}", r"\1[secret]"),
     )
 ] + [(re.compile(form, re.DOTALL), "[secret]") for form in _TOKENS]
 
@@ -83,7 +90,7 @@ def scrubber(environment: Mapping[str, str]) -> Callable[[str], str]:
             continue
         if _WORD.fullmatch(value) and (_SECRET.search(name) is None or re.fullmatch(_PLAIN, value, re.IGNORECASE)):
             continue
-        for part in {value, value.strip(), *value.splitlines(), repr(value)[1:-1], quote(os.fsencode(value), safe="")}:
+        for part in _written(value):
             if len(part.strip()) >= _SHORTEST or (len(part) >= 4 and _SECRET.search(name)):
                 names[part] = name
     # The longest first: one value may be a part of another.
@@ -99,6 +106,17 @@ def scrubber(environment: Mapping[str, str]) -> Callable[[str], str]:
         return text
 
     return scrub
+
+
+def _written(value: str) -> set[str]:
+    """A value as it may stand in a text: as it is or its lines, in Python's words, in JSON, and in an address."""
+    data = os.fsencode(value)
+    quoted = quote(data, safe="")
+    told = {value, value.strip(), *value.splitlines(), quoted, quoted.replace("%2F", "/"), quoted.replace("%20", "+")}
+    if _SAME.fullmatch(value):  # there may be thousands
+        return told
+    as_json = {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+    return told | as_json | {repr(value)[1:-1], repr(data)[2:-1]}
 
 
 def _pattern(part: str, name: str) -> str:

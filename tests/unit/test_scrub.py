@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from urllib.parse import quote
+
 import pytest
 
 from flytekitplugins_safedist.scrub import scrubber
@@ -105,6 +109,12 @@ def test_a_token_of_a_known_form_goes_wherever_it_stands(token: str) -> None:
         ("postgres://u:pa/ss@db:5432/x", "postgres://[credentials]@db:5432/x"),
         ("https://hooks.slack.com/services/T0/B0/XX", "https://hooks.slack.com/services/[secret]"),
         ("SharedAccessSignature sv=1&sig=abc%3D", "SharedAccessSignature sv=1&sig=[secret]"),
+        ("{'password': b'hunter2', 'n': 3}", "{'password': [secret], 'n': 3}"),
+        ("login(api_key=Secret('hunter2'))", "login(api_key=[secret]))"),
+        ("api_keys=['hunter2']", "api_keys=[secret]]"),
+        ('connect("host=x password=hunter2", "y")', 'connect("host=x password=[secret]", "y")'),
+        ("passphrase=hunter2", "passphrase=[secret]"),
+        ("{'Authorization': 'Token 0f0f0f0f'}", "{'Authorization': 'Token [secret]'}"),
     ],
 )
 def test_what_is_named_a_secret_is_taken_out(text: str, shown: str) -> None:
@@ -159,6 +169,17 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert scrubber(WORDS)(text) == text
 
 
+@pytest.mark.parametrize(
+    "written",
+    [repr, json.dumps, lambda value: json.dumps(value, ensure_ascii=False), lambda value: repr(value.encode()), quote],
+    ids=["repr", "JSON in ASCII", "JSON", "bytes", "a path"],
+)
+def test_a_value_is_taken_out_however_it_is_written(written: Callable[[str], str]) -> None:
+    value = '{"user": "zoë", "key": "a/b\\n"}'
+    shown = scrubber({"ACCOUNT": value})(f"x {written(value)}.")
+    assert shown.strip("bx '\".") == "[$ACCOUNT]"
+
+
 def test_thousands_of_variables_cost_no_more_than_their_look() -> None:
     environment = {f"SVC{number}_PORT_80_TCP": f"tcp://10.0.{number}.7:80" for number in range(1800)}
     text = 'File "/site-packages/torch/x.py", line 33, at tcp://10.0.17.7:80\n' * 3000
@@ -170,7 +191,7 @@ LONG = 300_000
 
 
 @pytest.mark.parametrize(
-    "repeated", ["a.", "a", "a-b_", "layer.1.weight-", "token", "?sig", "&a=", "bearer ", "x://", "@"]
+    "repeated", ["a.", "a", "a-b_", "layer.1.weight-", "token", "?sig", "&a=", "bearer ", "x://", "@", "eyJaaaaaaaa-"]
 )
 def test_a_long_text_takes_no_longer_than_its_length(repeated: str) -> None:
     text = repeated * (LONG // len(repeated))
