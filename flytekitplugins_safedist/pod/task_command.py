@@ -21,7 +21,7 @@ from ..rank.task import source_by
 from ..store.errors import one_line
 from ..store.patience import Patience, Request, in_thread
 from ..store.transfers import LONGEST_SECONDS, patience_of
-from ..texts import public
+from ..texts import encodable, public
 from . import verdict
 from .command_line import program_of, resolver_of, without_users_resolver
 
@@ -116,9 +116,8 @@ def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], 
         lastwords.keep(value)
         if isinstance(value, RankFailedError):
             return str(value)  # the frames that matter are the rank's, and in its text
-        if isinstance(value, SafedistError):
-            return f"{value}\n\n{formatted(error)}"
-        return formatted(error)
+        text = f"{value}\n\n{formatted(error)}" if isinstance(value, SafedistError) else formatted(error)
+        return encodable(text)  # of a file whose name is no UTF-8, say: protobuf would refuse it, and the error be lost
 
     return told
 

@@ -168,6 +168,13 @@ def test_a_users_exception_is_uploaded_and_the_exit_code_is_zero(pod):
     assert error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
 
 
+def test_an_error_of_text_that_is_no_utf_8_is_the_verdict(pod):
+    names = "from flytekit import task\n@task\ndef names() -> str:\n    raise ValueError('no file \\udcff.csv')\n"
+    pod.archive.write_bytes(project({"workflows.py": names}))
+    assert pod.fast("names").code == 0
+    assert "ValueError: no file \\udcff.csv" in pod.error().message
+
+
 def test_an_error_that_is_uploaded_is_the_verdict_also_where_flytekit_is_told_to_fail_on_errors(pod):
     pod.environment["FLYTE_FAIL_ON_ERROR"] = "true"
     done = pod.fast("fails")
