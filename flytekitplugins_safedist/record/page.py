@@ -122,7 +122,9 @@ def _summary(found: Findings, end: JobEnd) -> str:
     lines = [findings.held_line(found)] if found.held else []
     lines += [findings.alone_line(found)] if found.is_alone else []
     held = "".join(f"<p>{escape(each)}</p>" for each in lines)
-    budgets = "".join(f"<li>{escape(each)}</li>" for each in end.budgets)
+    latest = end.budgets[-_MOST_ROWS:]
+    before = [f"{len(end.budgets) - len(latest)} before these"] if len(end.budgets) > len(latest) else []
+    budgets = "".join(f"<li>{escape(each)}</li>" for each in [*before, *latest])
     trace = f'<p class="soft">Trace for Perfetto: {escape(end.trace)}</p>' if end.trace else ""
     line = escape("; ".join(words))
     return f'<div class="sd"><h2>{escape(end.task)}</h2><p class="{kind}">{line}</p>{held}<ul>{budgets}</ul>{trace}'

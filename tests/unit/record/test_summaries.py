@@ -386,6 +386,13 @@ def test_sixty_four_ranks_over_ten_hours_are_a_page_of_300_kb_and_a_trace() -> N
     assert all(event["ts"] >= -1 for event in events if event["ph"] != "M")
 
 
+def test_thousands_of_restarts_are_a_page_of_300_kb() -> None:
+    html = shown(job(), budgets=[f"restart: {number} of 5000, rank 1: {'<' * 200}" for number in range(5000)])
+    assert len(html) <= page.LIMIT
+    assert "<li>4936 before these</li><li>restart: 4936 of 5000, " in html
+    assert "restart: 4999 of 5000, " in html
+
+
 def test_of_600_nodes_each_sends_the_stages_of_all_its_ranks() -> None:
     limit = (16 << 20) // 600
     texts = [summary.packed(large(node, 8, 4007), limit) for node in (1, 500)]
