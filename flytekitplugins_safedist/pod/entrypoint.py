@@ -86,12 +86,18 @@ def _exit_code(leaving: SystemExit) -> int:
     """As an interpreter reads it: texts are printed."""
     if leaving.code is None or isinstance(leaving.code, int):
         return leaving.code or 0
-    print(leaving.code, file=sys.stderr, flush=True)  # noqa: T201
+    _write(f"{leaving.code}\n")
     return stopping.EXIT_FAILED
 
 
+def _write(text: str) -> None:
+    """Write to standard error, if anybody takes it: nothing that this process ends with depends on that."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, end="", flush=True)  # noqa: T201
+
+
 def _show_infrastructure(error: BaseException) -> None:
-    print(public(traceback.format_exc()), file=sys.stderr, end="", flush=True)  # noqa: T201
+    _write(public(traceback.format_exc()))
     said = public(" ".join(str(error).split()))
     text = f"infrastructure failure, for Flyte to retry: {type(error).__name__}: {said}"
     termination.say(lastwords.first_line(text))  # what could not be uploaded follows
@@ -102,7 +108,7 @@ def _say_last_words() -> None:
     line = lastwords.take()
     if line is not None:
         # Not through the log, which users may route elsewhere: Kubernetes shows the end of standard error.
-        print(f"{log.PREFIX}{line}", file=sys.stderr, flush=True)  # noqa: T201
+        _write(f"{log.PREFIX}{line}\n")
 
 
 def _run(arguments: list[str], launched: Launched | LaunchError | None) -> int:

@@ -468,6 +468,15 @@ def test_messages_go_to_standard_output_where_standard_error_is_closed(pod):
     assert "register the task again" in out
 
 
+def test_a_log_that_nobody_takes_any_more_is_no_failure_of_a_pod_whose_verdict_is_uploaded(pod):
+    process = pod.start(*pod.fast_arguments("fails"))
+    assert process.stderr is not None
+    process.stderr.close()
+    process.communicate()
+    assert process.returncode == 0
+    assert "the user's own" in pod.error().message
+
+
 def test_code_is_found_in_a_directory_that_was_looked_at_within_the_resolution_of_its_time(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
