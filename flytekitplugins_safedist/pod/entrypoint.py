@@ -222,7 +222,7 @@ def make_importable(dest: Path, of_image: Path) -> None:
         dest: where the code is.
         of_image: the destination as it was asked for: where *dest* is another one, the image may have other code there.
     """
-    importlib.invalidate_caches()  # Python may have looked there within the resolution of the directory's time
+    importlib.invalidate_caches()  # Python may have looked for it before it came, or within the resolution of its time
     named = os.environ.get("PYTHONPATH", "")
     paths = [*(named.split(os.pathsep) if named else ()), str(of_image)]
     os.environ["PYTHONPATH"] = os.pathsep.join(_before_the_images(dest, of_image, paths))

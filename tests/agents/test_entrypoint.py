@@ -14,6 +14,7 @@ from flyteidl.core import errors_pb2
 from flytekitplugins_safedist.errors import ConfigError
 from tests.harness.objectstore import ObjectStore
 from tests.harness.pod import PROGRAM, RESOLVER, Pod
+from tests.harness.procs import ROOT
 from tests.harness.product import command_line, entrypoint, parse
 from tests.harness.registered import registered
 from tests.harness.tarballs import project
@@ -105,6 +106,15 @@ def test_path_order_is_the_stock_commands(pod):
     pod.fresh(*pod.fast_arguments("report"))
     path = pod.output()["path"]
     assert path.index(str(pod.root / "image")) < path.index(str(pod.cwd))
+
+
+def test_a_directory_that_only_the_code_has_is_importable_where_pythonpath_names_it(pod):
+    pod.archive.write_bytes(project({**FILES, "lib.py": "from in_source import WHO", "source/in_source.py": "WHO = 1"}))
+    named = [str(pod.cwd / "source"), str(ROOT), *(path for path in sys.path if path)]
+    pod.environment["PYTHONPATH"] = os.pathsep.join(named)
+    done = pod.fresh(*pod.fast_arguments("report"))
+    assert done.code == 0, done.err
+    assert pod.output()["lib"] == 1
 
 
 def test_another_destination_is_importable_and_the_working_directory_stays(pod):
