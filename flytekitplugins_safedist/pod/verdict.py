@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,10 @@ USUAL_LIMIT = 2 * 1024**2
 (``storage.limits.maxDownloadMBs`` and ``propeller.max-output-size-bytes``, which no pod sees; its charts set 10 MB)."""
 
 
+_KEPT_FILES, _KEPT_BYTES = 8, 1 << 20
+"""Kept by :func:`room_kept`: a disk may have no file left, too; and bytes in each. Of a small disk a quarter in all."""
+
+
 class Decided(SystemExit):
     """Leaves a task whose attempt has ended with an error that flytekit could not tell: it knows one way to say
     ``origin SYSTEM``, an exception of its own from outside the task's function. Not an ``Exception``, which flytekit
@@ -59,6 +65,20 @@ class Decided(SystemExit):
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(stopping.EXIT_FAILED if verdict.kind is Kind.NON_RECOVERABLE else stopping.EXIT_UNDECIDED)
         self.verdict = verdict
+
+
+@contextmanager
+def room_kept() -> Iterator[None]:
+    """Inside, room for a verdict is kept on the disk on which it lies before it is uploaded. What runs may fill that:
+    the error that says so would be lost then, and with outputs the whole work."""
+    with ExitStack() as kept:
+        with suppress(OSError):  # the disk is full already
+            for _ in range(_KEPT_FILES):
+                file = kept.enter_context(tempfile.TemporaryFile())
+                disk = os.fstatvfs(file.fileno())
+                size = min(_KEPT_BYTES, disk.f_bavail * disk.f_frsize // (4 * _KEPT_FILES))
+                os.posix_fallocate(file.fileno(), 0, max(1, size))
+        yield
 
 
 def on(error: SafedistError) -> Verdict:

@@ -16,6 +16,7 @@ from tests.harness import fusefs, needs
 from tests.harness.objectstore import ObjectStore
 from tests.harness.pod import PROGRAM, Pod
 from tests.harness.procs import ROOT
+from tests.harness.registered import registered
 from tests.harness.staging_actors import (  # noqa: F401  (fixtures)
     actors_fixture,
     all_at_once,
@@ -375,3 +376,45 @@ def test_a_pod_of_an_ordinary_user_whose_destination_is_closed_stages_on_the_scr
         for words in ("StagingError", "permission denied", str(dest), "this task's user"):
             assert words in err
     assert list(dest.iterdir()) == []
+
+
+# --- a disk that the task fills ---------------------------------------------------------------------------------------
+FILLS = """
+import os
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+
+def fill():
+    try:
+        with open(os.environ["FULL"] + "/data", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+    except OSError as full:
+        return full
+
+@task
+def plain() -> str:
+    return str(fill())
+
+@task
+def fails() -> str:
+    raise fill()
+
+@task(task_config=SafeTorch(nproc_per_node=1))
+def job() -> str:
+    return str(fill())
+"""
+
+
+@pytest.mark.parametrize("task", ["plain", "fails", "job"])
+def test_a_verdict_finds_room_on_the_disk_that_its_task_has_filled(tmp_path, tmpfs, task):
+    pod = Pod(tmp_path / "pod", {"workflows.py": FILLS})
+    (tmp_path / "scratch").mkdir()
+    pod.environment |= {"FULL": str(tmpfs), "TMPDIR": str(tmpfs), "SAFEDIST_SCRATCH_ROOT": str(tmp_path / "scratch")}
+    pod.environment |= registered() if task == "job" else {}
+    done = pod.fresh(*pod.fast_arguments(task))
+    assert done.code == 0, done.err
+    if task == "fails":
+        assert "No space left on device" in pod.error().message
+    else:
+        assert pod.uploaded() == ["outputs.pb"]
