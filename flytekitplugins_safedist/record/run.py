@@ -3,6 +3,7 @@ node 0, measures, and makes the page of the whole job on the node that uploads t
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 import socket
@@ -10,7 +11,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -335,7 +335,7 @@ class RunRecord:
             assert self._run.console is not None  # noqa: S101  (who calls this has looked)
             html = page.fragment(findings.found_in(merged(node, self._others())), self._end(goes_on=True))
             self._run.console.put({run_page.NAME: html})
-        except (Exception, CancelledError) as error:  # whatever the store's client raises
+        except (Exception, asyncio.CancelledError) as error:  # whatever the store's client raises; it is not wanted
             logger.debug(f"the page of the run is not uploaded now: {type(error).__name__}: {error}")
 
     def _end_upload(self) -> None:

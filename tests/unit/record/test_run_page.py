@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import pytest
 
 from flytekitplugins_safedist import Metrics
+from flytekitplugins_safedist.record import layout
 from flytekitplugins_safedist.record import run as record_of_run
-from flytekitplugins_safedist.record.run import JobCosts, Run, RunRecord
+from flytekitplugins_safedist.record.run import JobCosts, RankView, Run, RunRecord
 from flytekitplugins_safedist.record.run_page import ConsoleDeck, Kept
 
 
@@ -73,3 +75,17 @@ def test_a_store_that_does_not_take_the_trace_costs_no_page(monkeypatch: pytest.
     record.begins(0, 0, nnodes=1)
     record.over(list)
     assert "Trace for Perfetto: could not be left" in record.show(bool).page
+
+
+def test_a_page_that_is_not_wanted_any_more_is_no_error_in_the_log(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr("threading.excepthook", told.append)
+    deck = ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw"))
+    deck.cancel()
+    record = record_of(run(console=deck))
+    record.begins(0, 0, nnodes=1)
+    memory = memoryview(bytearray(layout.SIZE))
+    record.look(lambda: [RankView(0, memory, "running", time.monotonic(), tmp_path / "profile")])
+    record.close()
+    assert told == []
+    assert not (tmp_path / "out").exists()
