@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compat import flytekit as flytekit_inside
 from ..errors import PayloadError
+from ..texts import named
 from .places import RankFiles
 from .task import task_of
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from flytekit.models.literals import Literal, LiteralMap
 
     from ..store.transfers import Transfers
+
+logger = logging.getLogger(__name__)
 
 MAX_RESULT_BYTES = 1 << 30
 """Outputs larger than this (one GiB of literals, files not counted) are refused; protobuf itself ends at 2 GiB."""
@@ -130,10 +134,21 @@ def write_outputs(entity: Any, inputs: dict[str, Any], returned: Any, files: Ran
             if missing is None:
                 raise
             raise missing from None  # all that flytekit says is that the path is not there
-        flytekit_inside.write_decks(task, inputs, native, upload_ctx)
-    leave_decks(ctx, files.decks)
+        with _costing_no_outputs():
+            flytekit_inside.write_decks(task, inputs, native, upload_ctx)
+    with _costing_no_outputs():
+        leave_decks(ctx, files.decks)
     _write_types(task.interface.outputs, files.types)
     write_literals(literals, files.result)
+
+
+@contextlib.contextmanager
+def _costing_no_outputs() -> Iterator[None]:
+    """Inside, decks are made: the user's types and renderers say what is in them, when hours of work are done."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning(f"the task's decks are not whole: {named(error)}")
 
 
 def write_nothing(files: RankFiles) -> None:

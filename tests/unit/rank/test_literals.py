@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 from flyteidl.core import literals_pb2
@@ -160,3 +160,24 @@ def test_decks_of_the_rank_are_left_for_the_agent(tmp_path: Path) -> None:
         files = RankFiles(tmp_path / "0", tmp_path)
         moved.write_outputs(drawing, {}, 1, files, Transfers())
     assert {"name": "loss", "html": "<b>0.1</b>"} in moved.read_decks(files.decks)
+
+
+class Failing:
+    """A renderer of the user's."""
+
+    def to_html(self, value: object) -> str:
+        raise RuntimeError(f"cannot draw {value}")
+
+
+def test_a_deck_that_cannot_be_made_costs_no_outputs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    @task(task_config=SafeTorch(), enable_deck=True)
+    def drawing() -> Annotated[int, Failing()]:
+        return 1
+
+    with task_context.entered(task_context.take(), tmp_path):
+        Deck("loss", "<b>0.1</b>")
+        files = RankFiles(tmp_path / "0", tmp_path)
+        moved.write_outputs(drawing, {}, 1, files, Transfers())
+    assert moved.read_literals(files.result).literals["o0"].scalar.primitive.integer == 1
+    assert {"name": "loss", "html": "<b>0.1</b>"} in moved.read_decks(files.decks)
+    assert caplog.messages == ["the task's decks are not whole: RuntimeError: cannot draw 1"]
