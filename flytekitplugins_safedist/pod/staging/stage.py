@@ -30,6 +30,8 @@ directory (flytekit.core.python_auto_container.PICKLE_FILE_PATH)."""
 ALONE_SECONDS = 900.0
 """To wait for another process that stages into the same directory: one that is frozen must not stop everybody."""
 
+_PIECE = 1 << 20
+
 _STILL_SECONDS = 5.0
 """For a question whose answer only makes an error clearer."""
 
@@ -122,9 +124,24 @@ def _unpacked(source: Source, uri: str, tree: Path, limits: Limits) -> _Contents
         if changed:  # parts of two versions look like one damaged archive
             raise source.changed() from refusal
         raise
-    if source.differs():
+    if source.differs() and _fetched_again(source, tree.with_name("again")) != code.digest:
         raise source.changed()
     return code
+
+
+def _fetched_again(source: Source, directory: Path) -> str:
+    """The digest of what is there now: whoever registers the same code again puts the same archive over this one
+    (flytekit's ``FlyteRemote.upload_file``, whose addresses are made of what an archive holds)."""
+    digest, position = hashlib.sha256(), 0
+    source.look()
+    with _explained(directory, "download the code archive", source):
+        directory.mkdir()
+        with closing(Download(source, directory)) as download:
+            download.finish()
+            while piece := download.read(position, _PIECE):
+                digest.update(piece)
+                position += len(piece)
+    return digest.hexdigest()
 
 
 def _as_it_arrives(download: Download, source: Source, tree: Path, limits: Limits, *, pickled: bool) -> _Contents:

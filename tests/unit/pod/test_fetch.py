@@ -226,6 +226,18 @@ def test_an_object_that_changes_while_it_is_fetched_is_refused(store, tmp_path):
     assert "changed while it was fetched" in refused(store, tmp_path)
 
 
+def test_the_same_archive_may_be_put_again_while_it_is_fetched(store, tmp_path):
+    """By whoever registers the same code again: flytekit's addresses are made of the content."""
+
+    def put_again(method, _number):
+        if store.requests["GET"] and method == "HEAD":
+            store.headers = {"ETag": '"another"', "Last-Modified": "Fri, 27 Nov 2026 07:00:00 GMT"}
+
+    store.fault = put_again
+    staged(store, tmp_path)
+    assert store.sent == 2 * len(ARCHIVE)
+
+
 @pytest.mark.parametrize(
     "other",
     [project({"main.py": "V = 2", "blob.bin": random.Random(2).randbytes(8 << 20)}), ARCHIVE[:-6]],
