@@ -239,7 +239,7 @@ def _before_the_images(dest: Path, of_image: Path, paths: Sequence[str]) -> list
         there = Path(os.path.realpath(path))
         if dest != of_image and there.is_relative_to(of_image):
             code = dest / there.relative_to(of_image)
-            if code.is_dir() and str(code) not in found:
+            if code.exists() and str(code) not in found:
                 found.append(str(code))
         found.append(path)
     return found
