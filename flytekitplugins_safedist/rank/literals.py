@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 MAX_RESULT_BYTES = 1 << 30
 """Outputs larger than this (one GiB of literals, files not counted) are refused; protobuf itself ends at 2 GiB."""
 
+_ROOM_BYTES = 1 << 20
+"""Of outputs; few have more."""
+
 _OF_A_RANK = re.compile(r"/safedist-[^/]+/round-(\d+)/rank-(\d+)(?:/|$)")
 """The layout of :mod:`.places`."""
 
@@ -136,6 +139,7 @@ def write_outputs(entity: Any, inputs: dict[str, Any], returned: Any, files: Ran
             raise missing from None  # all that flytekit says is that the path is not there
         with _costing_no_outputs():
             flytekit_inside.write_decks(task, inputs, native, upload_ctx)
+    files.result.unlink(missing_ok=True)  # the room that was kept
     with _costing_no_outputs():
         leave_decks(ctx, files.decks)
     _write_types(task.interface.outputs, files.types)
@@ -149,6 +153,13 @@ def _costing_no_outputs() -> Iterator[None]:
         yield
     except Exception as error:
         logger.warning(f"the task's decks are not whole: {named(error)}")
+
+
+def keep_room(files: RankFiles) -> None:
+    """Keep some room for the outputs, on the disk on which they are handed to the agent: before the task's function
+    runs, which may fill that."""
+    with contextlib.suppress(OSError), files.result.open("wb") as file:  # it is full already
+        os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
 
 
 def write_nothing(files: RankFiles) -> None:

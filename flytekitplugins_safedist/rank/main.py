@@ -284,6 +284,8 @@ def _work(
             context.page().may_end_anywhere = True
             if order.context.rank == 0:
                 literals.write_nothing(order.files)
+        elif order.context.rank == 0:
+            literals.keep_room(order.files)
         with context.IN_ANY_CASE:
             with users_code.without_children():
                 returned = task.task_of(entity).task_function(**inputs)

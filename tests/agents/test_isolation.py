@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from flytekitplugins_safedist.errors import ScratchError
-from tests.harness.procs import uploaded_error
+from tests.harness.procs import uploaded_error, uploaded_output
 from tests.harness.product import CACHES
 
 
@@ -82,6 +82,13 @@ def test_a_full_disk_is_one_error_with_directory_limit_and_who_filled_it(
     assert "No space left on device" in text
     assert "Scratch(path=...)" in text
     assert list(small_disk.iterdir()) == []
+
+
+def test_outputs_find_room_on_the_disk_that_the_task_has_filled(warm, tmp_path, small_disk):
+    environment = {"TEST_SCRATCH": str(small_disk)}
+    ended = warm.run("job_private:fill_the_disk_and_go_on", tmp_path / "job", environment=environment, kind="execute")
+    assert (ended.code, ended.uploaded) == (0, ["outputs.pb"]), ended.err
+    assert uploaded_output(ended) == "[Errno 28] No space left on device"
 
 
 @pytest.mark.end("full disk", "USER:ScratchError")

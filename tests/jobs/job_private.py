@@ -64,6 +64,17 @@ def write_results() -> dict[str, str]:
     return {"data": Path("data.txt").read_text(), **found}
 
 
+@task(task_config=SafeTorch(nproc_per_node=1, scratch=Scratch(path=WHERE)))
+def fill_the_disk_and_go_on() -> str:
+    """As a task does whose logger, say, swallows that."""
+    try:
+        with (current_rank().scratch / "too much").open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 512)
+    except OSError as full:
+        return str(full)
+
+
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, scratch=Scratch(path=WHERE, size_limit=LIMIT)))
 def fill_the_disk() -> None:
     """Rank 1 writes until the file system is full; rank 0 has a little there, too."""
