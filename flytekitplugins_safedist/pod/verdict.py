@@ -73,11 +73,13 @@ def room_kept() -> Iterator[None]:
     the error that says so would be lost then, and with outputs the whole work."""
     with ExitStack() as kept:
         with suppress(OSError):  # the disk is full already
-            for _ in range(_KEPT_FILES):
-                file = kept.enter_context(tempfile.TemporaryFile())
-                disk = os.fstatvfs(file.fileno())
-                size = min(_KEPT_BYTES, disk.f_bavail * disk.f_frsize // (4 * _KEPT_FILES))
-                os.posix_fallocate(file.fileno(), 0, max(1, size))
+            made = tempfile.TemporaryDirectory(prefix="safedist-room-", ignore_cleanup_errors=True)
+            directory = kept.enter_context(made)
+            for number in range(_KEPT_FILES):  # by their names: what runs may close any descriptor, or have it forked
+                with (Path(directory) / str(number)).open("wb") as file:
+                    disk = os.fstatvfs(file.fileno())
+                    size = min(_KEPT_BYTES, disk.f_bavail * disk.f_frsize // (4 * _KEPT_FILES))
+                    os.posix_fallocate(file.fileno(), 0, max(1, size))
         yield
 
 
