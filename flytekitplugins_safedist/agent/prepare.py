@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from ..rank_server.scan import Scan, scan
 from ..record.run import Run
 from ..record.run_page import ConsoleDeck
 from ..texts import human
-from . import arrival, disk, memory, scratch, standby
+from . import arrival, disk, memory, scratch, standby, sweeping
 from .disk import DiskLimit
 
 if TYPE_CHECKING:
@@ -313,13 +313,16 @@ def _scratch_root(asked: Scratch, environment: Mapping[str, str]) -> Path:
 
 @contextmanager
 def _scratch(root: Path, settings: Registered) -> Iterator[Scratched]:
+    mode = settings.scratch.keep
+    for path in sweeping.sweep(root):  # first: it may be what fills the disk
+        logger.info(f"removed the scratch of an earlier run here, which was killed: {path}")
     _check_room(root, settings.size_limit)
     job = scratch.make_job(root)
     scratched = Scratched(job)
     try:
-        yield scratched
+        with sweeping.owned(job) if mode == "never" else nullcontext():
+            yield scratched
     finally:
-        mode = settings.scratch.keep
         if job.short != job.path:
             remove(job.short)
         if mode == "always" or (mode == "on_failure" and not scratched.succeeded):

@@ -17,6 +17,9 @@ from ..failures import of_errno
 from ..rank.places import JobScratch, RankScratch, cache_variables
 from ..rank_server.cleanup import remove
 
+PREFIX = "safedist-"
+"""Of the name of a job's directory."""
+
 SOCKET_PATH_BYTES = 107
 """The longest path of a socket: unix(7)'s ``sun_path`` has 108 bytes, one of them for the end."""
 SOCKET_NAME_BYTES = 85, 40
@@ -42,7 +45,7 @@ def make_job(root: Path) -> JobScratch:
     """
     root = root.absolute()  # a rank's TMPDIR holds wherever it goes
     with _writing(root):
-        path = Path(tempfile.mkdtemp(prefix="safedist-", dir=root))
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
         try:
             job = JobScratch(path, short_for(path, below=_LONGEST_TMP))
             for each in (job.orders, job.logs, job.node, job.inputs):

@@ -102,6 +102,45 @@ def test_after_sigkill_of_the_agent_nothing_is_left(warm, tmp_path, ranks_gate, 
     assert_nothing_left(ended, sockets)
 
 
+def kill_whole(running: Running) -> None:
+    """As a container is killed: every process at once, the one that guards scratch too."""
+    first = psutil.Process(running.pid)
+    processes = [first, *first.children(recursive=True)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in reversed(processes):  # the agent last, whose end would wake its server
+            process.send_signal(number)
+
+
+def test_the_next_run_removes_the_scratch_of_one_that_was_killed_whole(warm, tmp_path, ranks_gate):
+    running, _ = start(warm, tmp_path / "killed", ranks_gate, "waits")
+    kill_whole(running)
+    [left] = running.wait().scratch
+    root = tmp_path / "killed" / "tmp"
+    environment = {**ranks_gate.environment, "SAFEDIST_SCRATCH_ROOT": str(root)}
+    again = warm.start("job_failing:waits", tmp_path / "again", environment=environment)
+    ranks_gate.heard(2)
+    assert not (root / left).exists()
+    ranks_gate.let_go(2)
+    ended = again.wait()
+    assert ended.value == "done"
+    assert f"removed the scratch of an earlier run here, which was killed: {root / left}" in ended.err
+
+
+def test_a_run_leaves_the_scratch_of_a_living_one_and_what_is_to_be_kept(warm, tmp_path, ranks_gate):
+    root = tmp_path / "first" / "tmp"
+    shared = {"SAFEDIST_SCRATCH_ROOT": str(root), **ranks_gate.environment}
+    first, _ = start(warm, tmp_path / "first", ranks_gate, "waits")
+    kept = warm.start("job_failing:keeps_on_failure", tmp_path / "kept", environment=shared)
+    ranks_gate.heard(2)
+    kill_whole(kept)
+    kept.wait()
+    second = warm.start("job_failing:waits", tmp_path / "second", environment=shared)
+    ranks_gate.heard(2)
+    assert len(list(root.glob("safedist-*"))) == 3
+    ranks_gate.let_go(4)
+    assert [running.wait().value for running in (first, second)] == ["done", "done"]
+
+
 @pytest.mark.end("stopped", "SYSTEM:Stopped")
 def test_sigterm_in_a_pod_that_nobody_replaces_uploads_that_it_was_stopped_and_exits_0(
     warm, tmp_path, ranks_gate, as_promised

@@ -1,0 +1,95 @@
+"""Which scratch directories of others may be removed: those of the provably dead, and no others."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flytekitplugins_safedist.agent import scratch, sweeping
+from flytekitplugins_safedist.agent.scratch import JobScratch
+
+
+def killed(root: Path) -> Path:
+    """The directory of a process that was killed in the midst of its work."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        job = scratch.make_job(root)
+        with sweeping.owned(job):
+            os.write(writer, str(job.path).encode())
+            signal.pause()
+        os._exit(0)
+    path = Path(os.read(reader, 4096).decode())
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(reader)
+    os.close(writer)
+    return path
+
+
+def test_what_a_killed_process_left_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
+    path = killed(tmp_path)
+    (scratch.make_rank(JobScratch(path, path), 0, 0).path / "checkpoint").write_text("x")
+    assert sweeping.sweep(tmp_path) == [path]
+    assert list(tmp_path.iterdir()) == []
+    assert sweeping.sweep(tmp_path) == []
+
+
+def test_what_belongs_to_the_living_stays(tmp_path: Path) -> None:
+    with sweeping.owned(scratch.make_job(tmp_path)):
+        assert sweeping.sweep(tmp_path) == []
+
+
+def test_what_nobody_owns_was_meant_to_be_kept(tmp_path: Path) -> None:
+    job = scratch.make_job(tmp_path)
+    assert sweeping.sweep(tmp_path) == []
+    assert job.path.exists()
+
+
+def other_pod(path: Path) -> None:
+    owner = path / "owner"
+    owner.write_text("other-" + owner.read_text())
+
+
+def other_boot(path: Path) -> None:
+    owner = path / "owner"
+    owner.write_text(owner.read_text()[:-5] + "0000\n")
+
+
+def not_yet_said(path: Path) -> None:
+    (path / "owner").write_text("")
+
+
+def behind_a_link(path: Path) -> None:
+    path.symlink_to(path.rename(path.parent / "elsewhere"))
+
+
+@pytest.mark.parametrize("change", [other_pod, other_boot, not_yet_said, behind_a_link])
+def test_what_may_belong_to_another_stays(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    path = killed(tmp_path)
+    change(path)
+    assert sweeping.sweep(tmp_path) == []
+    assert (path / "orders").exists()
+
+
+def test_where_every_lock_is_granted_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = killed(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    assert sweeping.sweep(tmp_path) == []
+    assert path.exists()
+
+
+def test_a_root_that_is_not_there_is_somebody_elses_error(tmp_path: Path) -> None:
+    assert sweeping.sweep(tmp_path / "nowhere") == []
+
+
+def test_a_directory_that_cannot_be_marked_is_used_all_the_same(tmp_path: Path) -> None:
+    job = scratch.make_job(tmp_path)
+    (job.path / "owner").mkdir()
+    with sweeping.owned(job):
+        assert sweeping.sweep(tmp_path) == []
