@@ -199,7 +199,7 @@ class NodeAgent(Loop):
         found = self._blamed or root_cause(ranks.outcomes())
         if found is None:
             return None
-        if self._joins_in_vain(found):
+        if self._joins_in_vain(found, is_in_function=ranks.pages[found.rank].begun):
             raise cannot_do_its_part(judge(found, NOT_STARTED, disk="", limit=None).error, self._job.place)
         scratch_counts = found.raised is not None and is_full(found.raised.errnos)
         disk = str(ranks.usage(self.plan.scratch)) if scratch_counts else ""
@@ -213,11 +213,11 @@ class NodeAgent(Loop):
         self._blamed = found
         self._tell_failure(ranks)
 
-    def _joins_in_vain(self, found: RankOutcome) -> bool:
+    def _joins_in_vain(self, found: RankOutcome, *, is_in_function: bool) -> bool:
         """Whether this node has come to a job that ran before, and cannot import the task's module: the job goes on,
         for another to take this place."""
         number = self._start.number if self._start is not None else 0
-        return number > 0 and self.report.rounds == 1 and found.raised is not None and not found.seconds
+        return number > 0 and self.report.rounds == 1 and found.raised is not None and not is_in_function
 
     def _return(self, ranks: Ranks) -> None:
         self.record.over(ranks.views)

@@ -246,6 +246,32 @@ def test_the_place_of_a_lost_node_taken_ends_every_wait_for_it(warm, tmp_path, r
     assert how == KILL or "node 1 has left: told to stop by SIGTERM" in ended[0].err
 
 
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [
+        ("over the limit", "USER:ScratchError", "wrote more than their scratch limit"),
+        ("hangs", "USER:HangError", "the job does not move: rank 1 "),
+    ],
+)
+def test_what_the_agent_of_a_replaced_node_finds_in_its_rank_ends_the_job_and_not_the_node(
+    warm, tmp_path, ranks_gate: Gate, how, code, says
+):
+    job = Job(warm, tmp_path, "torch_found_by_the_agent", how, ranks_gate.environment)
+    job.nproc_per_node = 1
+    first, lost = job.start(0), job.start(1)
+    ranks_gate.heard(2)
+    lost.signal(KILL)
+    lost.wait()
+    again = job.start(1)
+    ended = first.wait(), again.wait()
+    assert [node.code for node in ended] == [0, 0], ended[1].err
+    assert [node.uploaded for node in ended] == [["error.pb"], []]
+    error = uploaded_error(ended[0])
+    assert error.code == code
+    assert "rank 1 (local_rank 0) on node 1" in error.message
+    assert says in error.message
+
+
 def test_node_0_that_is_told_to_stop_tells_the_others_first(warm, tmp_path, ranks_gate: Gate):
     job = Job(warm, tmp_path, "torch_patient", "gate", ranks_gate.environment)
     first, second = job.start(0), job.start(1)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch, Scratch, Timeouts, current_rank
+from flytekitplugins_safedist import Hangs, SafeHorovod, SafeTorch, Scratch, Timeouts, current_rank
 from flytekitplugins_safedist.fs import barrier
 from tests.harness.procs import say, wait_for_word
 
@@ -110,6 +110,30 @@ def torch_done_early() -> str:
         say(f"rank 0 round {me.round}")
         wait_for_word()
     return f"round {me.round}"
+
+
+@task(
+    task_config=SafeTorch(
+        nnodes=2,
+        nproc_per_node=1,
+        timeouts=TIMEOUTS,
+        scratch=Scratch(size_limit="1Mi"),
+        hangs=Hangs(action="fail", floor=1, ceiling=2),
+    )
+)
+def torch_found_by_the_agent() -> None:
+    """In the second round the agent of rank 1 finds that it is to fail."""
+    import torch.distributed as dist
+
+    me, hangs = current_rank(), os.environ["TEST_HOW"] == "hangs"
+    dist.init_process_group("gloo")
+    dist.barrier()
+    say(f"rank {me.rank} round {me.round}")
+    if me.round == 1 and me.rank == 1 and not hangs:
+        (me.scratch / "much").write_bytes(b"x" * (3 << 20))
+    if me.round == 0 or me.rank == 1 or not hangs:
+        wait_for_word()
+    dist.barrier()
 
 
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=Timeouts(rendezvous=1)))
