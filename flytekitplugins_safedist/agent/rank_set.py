@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..rank.shared_page import AgentPage
 from ..rank_server import cleanup
 from ..rank_server.client import EndedRank, RankServer
 from ..record.run import RankView
+from ..store.patience import within
 from ..texts import human
 from . import disk, log_lines, memory, scratch
 from .rank_gpus import RankGpus
@@ -38,6 +40,9 @@ KILL_SECONDS = 30.0
 
 _LINES = 12
 """Of a rank's stack, in the error."""
+
+SHOW_SECONDS = 5.0
+"""For the node's log to take the stacks of its ranks."""
 
 
 @dataclass
@@ -259,10 +264,13 @@ class Ranks:
             each.order.context.rank: (each.pid, each.order.files.stacks) for each in members if each.outcome is None
         }
         found = stacks.ask(ranks, self._server.ask_for_stacks)
+        shown = ""
         for rank, threads in found.items():
             for number, stack in enumerate(threads):
                 lines = [f"thread {number + 1} of {len(threads)}, innermost call first:", *map(picture.line_of, stack)]
-                self._show("".join(f"[rank {rank}] {line}\n" for line in lines))
+                shown += "".join(f"[rank {rank}] {line}\n" for line in lines)
+        with suppress(Exception):  # a log that nobody reads, or that is full, must not hide what the ranks have met
+            within(SHOW_SECONDS, lambda: self._show(shown))
         self._stacks = {rank: "\n".join(map(picture.line_of, each[0][:_LINES])) for rank, each in found.items()}
 
     def _stood(self, *, failed: bool = True) -> str:

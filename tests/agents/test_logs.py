@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -47,6 +48,34 @@ def test_a_traceback_after_the_function_is_not_lost(warm, tmp_path):
     assert ended.value == 3
     assert "[rank 1] OSError: cannot close the tap" in ended.out
     assert "[rank 0]" not in ended.out
+
+
+LOSES_A_PEER = """
+import signal
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank, fs
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.5)))
+def loses_a_peer() -> None:
+    fs.barrier("both are there")
+    if current_rank().rank == 1:
+        signal.pause()
+    raise RuntimeError("gloo/transport/tcp/pair.cc:561] Connection closed by peer")
+
+if __name__ == "__main__":
+    loses_a_peer()
+"""
+
+
+def test_a_full_standard_output_hides_no_failure(warm, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LOSES_A_PEER)
+    ended = warm.command(["sh", "-c", f"exec {sys.executable} {script} > /dev/full"], tmp_path / "job").wait()
+    assert ended.left == []
+    assert ended.code == 1
+    assert "Connection closed by peer" in ended.err
+    assert "of the ranks' output were not shown" in ended.err
+    assert "has failed by itself" not in ended.err
 
 
 def test_one_line_at_the_start_and_one_at_the_end(warm, tmp_path, ranks_gate):

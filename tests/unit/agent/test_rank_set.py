@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,8 +87,14 @@ def contexts(job: JobScratch) -> list[RankContext]:
     ]
 
 
-def made(processes: Processes, orders: list[RankOrder], settings: Any, warn: Callable[[str], object] = print) -> Ranks:
-    told: dict[str, Any] = {"show": lambda text: None, "say": print, "warn": warn}
+def made(
+    processes: Processes,
+    orders: list[RankOrder],
+    settings: Any,
+    warn: Callable[[str], object] = print,
+    show: Callable[[str], object] = str,
+) -> Ranks:
+    told: dict[str, Any] = {"show": show, "say": print, "warn": warn}
     job: Any = SimpleNamespace(source=TaskSource("train", "wf"))
     server: Any = processes
     return Ranks(server, job, orders, settings, gpus=NO_GPUS, **told)
@@ -332,6 +339,27 @@ def test_where_nccls_watchdog_aborts_a_rank_the_others_are_asked_where_they_are(
     cause = root_cause(ranks.outcomes())
     assert (cause.rank, cause.timed_out) == (4, True)
     assert cause.others == f"Where rank 5 was then:\n{stack}"
+
+
+def is_full(_: str) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("how", ["is full", "is not read"])
+def test_a_log_that_takes_nothing_hides_no_failure(job, monkeypatch, how):
+    monkeypatch.setattr(module, "SHOW_SECONDS", 0.01)
+    read = threading.Event()
+    show = is_full if how == "is full" else lambda _: read.wait()
+    orders = [order_of(context, job) for context in contexts(job)]
+    ranks = made(Processes(), orders, planned(SafeTorch(nproc_per_node=2)), show=show)
+    ranks.start(fork=True)
+    for order in orders:
+        open_page(order.files.page).begin()
+    answering(monkeypatch, {5: '  File "train.py", line 7 in evaluate\n'})
+    ranks.note_stacks()
+    assert ranks.has_stacks
+    read.set()
+    ranks.stop()
 
 
 def test_stopping_asks_each_rank_first_and_then_kills_all_that_it_started(round_):
