@@ -37,7 +37,7 @@ class StacksWanted:
 @contextmanager
 def into(inbox: Inbox, longest: Callable[[int], float]) -> Iterator[None]:
     """Inside, the first SIGTERM, SIGINT or SIGHUP comes into the inbox; later ones do not disturb the clean-up. And
-    each SIGQUIT (in a terminal: Ctrl-\\) as :class:`StacksWanted`.
+    each SIGQUIT (in a terminal: Ctrl-\\) as :class:`StacksWanted`. Under nohup there is no SIGHUP.
 
     Only the main thread can; a task called from another thread leaves signals to whoever owns them.
 
@@ -48,7 +48,8 @@ def into(inbox: Inbox, longest: Callable[[int], float]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = (signal.SIGTERM, signal.SIGINT, *(() if outlives_terminal else (signal.SIGHUP,)))
 
     def stop(number: int, _frame: object) -> None:
         for each in numbers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,32 @@ def test_ctrl_c_in_ranks_that_are_fresh_interpreters_is_one_line(warm, tmp_path,
     ended = started(warm, tmp_path / "job", typed, PYFLYTE, "run", JOB, "waits_spawned", TEST_HOW=how).wait()
     assert after(at, ended) == ENDED
     assert (ended.code, ended.left, ended.scratch) == (130, [], [])
+
+
+OUTLIVES = """
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+from tests.harness.procs import say, wait_for_word
+
+@task(task_config=SafeTorch(nproc_per_node=1))
+def outlives() -> None:
+    say("runs")
+    wait_for_word()
+
+if __name__ == "__main__":
+    outlives()
+"""
+
+
+def test_under_nohup_a_job_outlives_its_terminal(warm, tmp_path, ranks_gate):
+    script = tmp_path / "script.py"
+    script.write_text(OUTLIVES)
+    running = warm.command(["nohup", sys.executable, str(script)], tmp_path / "job", ranks_gate.environment)
+    ranks_gate.heard(1)
+    running.signal(signal.SIGHUP)
+    ranks_gate.let_go(1)
+    ended = running.wait()
+    assert (ended.code, ended.left) == (0, []), ended.err
 
 
 def test_breakpoint_is_the_terminals_and_rank_0s_while_the_others_pass_it(warm, tmp_path):
