@@ -176,7 +176,7 @@ class Membership:
 
 def _started() -> float:
     """When this process started, in seconds since the epoch, by its machine's clock."""
-    with open("/proc/self/stat", encoding="utf-8") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
+    stat = Path("/proc/self/stat").read_bytes()  # the name in it may be no text: the kernel cuts it after 15 bytes
+    ticks = int(stat.rpartition(b")")[2].split()[19])
     since_boot = ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)

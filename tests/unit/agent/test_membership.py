@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_the_pod_that_leads_a_range_begins_anew_when_its_name_comes_to_lead_to_i
         names.set()
         assert "leads the job" in str(job.inbox.get(timeout=30))
         job.close(decided=False)
+
+
+def test_a_process_whose_name_is_cut_within_a_letter_joins_as_any_other() -> None:
+    """As setproctitle names a process, or a script of that name that is started itself."""
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    name.write_bytes("a训练模型脚本.py".encode())
+    try:
+        Membership(Rules("job", 1, 1), Topology(0, 1, 1, 1, None, "a test"), NoStore(), say=str).close(decided=False)
+    finally:
+        name.write_bytes(before)
 
 
 @pytest.fixture
