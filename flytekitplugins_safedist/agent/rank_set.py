@@ -347,9 +347,16 @@ class Ranks:
         except LaunchError:
             pass  # the server is gone: the kernel has killed its ranks already
         finally:
-            unseen = sum(follower.stop() for follower in self._followers)
-            if unseen:
-                self._warn(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
+            self._stop_showing()
+
+    def _stop_showing(self) -> None:
+        """Once, and within the time that the coordinator reckons with for a node that is slow to say that none is left
+        (:attr:`.rules.Rules.patience`)."""
+        followers, self._followers = self._followers, []
+        until = time.monotonic() + min(log_lines.DRAIN_SECONDS, self._settings.timeouts.heartbeat)
+        unseen = sum(each.stop(max(0.0, until - time.monotonic())) for each in followers)
+        if unseen:
+            self._warn(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
 
     def _end(self, number: int, patience: float, meanwhile: Callable[[], object] = bool) -> None:
         running = [member.pid for member in self._members if member.running]

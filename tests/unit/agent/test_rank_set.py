@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist import SafeTorch, Timeouts
-from flytekitplugins_safedist.agent import memory
+from flytekitplugins_safedist.agent import log_lines, memory
 from flytekitplugins_safedist.agent import rank_set as module
 from flytekitplugins_safedist.agent.rank_set import Ranks
 from flytekitplugins_safedist.agent.scratch import make_job, make_rank
@@ -360,6 +360,28 @@ def test_a_log_that_takes_nothing_hides_no_failure(job, monkeypatch, how):
     assert ranks.has_stacks
     read.set()
     ranks.stop()
+
+
+def test_a_log_that_is_not_read_is_waited_for_once_and_no_longer_than_the_coordinator_waits(job, monkeypatch):
+    waited = []
+
+    def stop(self, within=log_lines.DRAIN_SECONDS):
+        waited.append(within)
+        return 5
+
+    monkeypatch.setattr(log_lines.LogFollower, "stop", stop)
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, heartbeat=7)))
+    orders = [replace(order_of(context, job), errors=job.errors(1, context.rank)) for context in contexts(job)]
+    warnings: list[str] = []
+    ranks = made(Processes(), orders, settings, warn=warnings.append)
+    ranks.start(fork=True)
+    ranks.stop()
+    ranks.stop()
+    assert len(waited) == 2, "standard output and standard error"
+    assert max(waited) <= 7
+    assert [line for line in warnings if "not shown" in line] == [
+        "10 B of the ranks' output were not shown: this node's log is not read"
+    ]
 
 
 def test_stopping_asks_each_rank_first_and_then_kills_all_that_it_started(round_):
