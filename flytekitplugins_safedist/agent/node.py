@@ -9,6 +9,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,6 +27,7 @@ from ..rank.outcome import RankOutcome, root_cause
 from ..rank.outcome_text import how
 from ..rank.places import RankFiles
 from ..record.run import JobCosts, RunRecord, Shown
+from ..store.patience import within
 from . import memory, scratch, signals
 from .actions import Blame, CallRanks, EndRanks, Exit, MakeOffer, SaveAt, StartRanks, TakePicture, Upload
 from .checks import CHECKS, Checks
@@ -45,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 _MEMORY_SECONDS = 1.0
 """Between two looks at the container's memory."""
+
+_MEASURE_SECONDS = 10.0
+"""To see what is in scratch when all ranks have ended: the other nodes wait."""
 
 
 @dataclass
@@ -195,18 +200,31 @@ class NodeAgent(Loop):
             ranks.note_stacks()
             self._tell_failure(ranks)
 
-    def _tell_failure(self, ranks: Ranks) -> RankOutcome | None:
-        found = self._blamed or root_cause(ranks.outcomes())
+    def _tell_failure(self, ranks: Ranks, *, held: str = "") -> RankOutcome | None:
+        found = self._found(ranks)
         if found is None:
             return None
         if self._joins_in_vain(found, is_in_function=ranks.pages[found.rank].begun):
             raise cannot_do_its_part(judge(found, NOT_STARTED, disk="", limit=None).error, self._job.place)
-        scratch_counts = found.raised is not None and is_full(found.raised.errnos)
-        disk = str(ranks.usage(self.plan.scratch)) if scratch_counts else ""
-        status = self.policy.status
-        cause = cause_of(found, status.round, status, limit=self._job.rules.text_bytes, disk=disk)
+        status, limit = self.policy.status, self._job.rules.text_bytes
+        if _is_of_full_disk(found) and not held:
+            limit //= 2  # of two wordings the longer one stays: that with what scratch holds
+        cause = cause_of(found, status.round, status, limit=limit, disk=held)
         self._act(self.policy.on_failure(cause, time.monotonic()))
         return found
+
+    def _found(self, ranks: Ranks) -> RankOutcome | None:
+        return self._blamed or root_cause(ranks.outcomes())
+
+    def _held(self, ranks: Ranks) -> str:
+        """What scratch holds, where a rank has found its disk full. With millions of files that takes long to see, and
+        nobody waits for that."""
+        found = self._found(ranks)
+        if found is None or not _is_of_full_disk(found):
+            return ""
+        with suppress(TimeoutError):
+            return str(within(_MEASURE_SECONDS, lambda: ranks.usage(self.plan.scratch)))
+        return f"so many files that it takes more than {_MEASURE_SECONDS:g} s to see how large they are"
 
     def _fail(self, ranks: Ranks, found: RankOutcome) -> None:
         """A rank fails for what this agent has found."""
@@ -278,7 +296,7 @@ class NodeAgent(Loop):
                 ranks.note_stacks()  # of those that have lost nobody: one of them may be whom others have waited for
             number = self._told_to_stop or signal.SIGTERM
             ranks.stop(int(number), patience=self._patience(), meanwhile=partial(self._hear, 0.0))
-            found = self._tell_failure(ranks)
+            found = self._tell_failure(ranks, held=self._held(ranks))
             if found is not None:
                 self.report.decks = ranks.decks()
             returned = tuple(ranks.returned())
@@ -383,3 +401,7 @@ class NodeAgent(Loop):
             seen=number.stood or None,
             hint="nothing is wrong with the task: see who asked (a preemption, an eviction, a person)",
         ).by(number)
+
+
+def _is_of_full_disk(outcome: RankOutcome) -> bool:
+    return outcome.raised is not None and is_full(outcome.raised.errnos)

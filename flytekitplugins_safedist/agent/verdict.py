@@ -113,7 +113,7 @@ def judge(
     failure = Failure.PEER_LOST if end.row.echo and returned else end.failure
     row = ROWS[failure]
     code = row.code or end.label
-    scratch = f"{'with no size limit' if limit is None else f'limited to {limit}'}: {disk}"
+    scratch = f"{'with no size limit' if limit is None else f'limited to {limit}'}{disk and f': {disk}'}"
     opening, hint = _opening(cause, failure, returned=returned, nodes=nodes)
     text = f"{opening.format(rank=cause.rank, scratch=scratch)}{describe(cause)}"
     text += "".join(f"\n\nBefore that, {line}." for line in earlier)

@@ -7,17 +7,27 @@ from typing import Any
 
 from tests.harness import nvml
 from tests.harness.procs import say, wait_for_word
-from tests.harness.product import policy, run_record, verdict
+from tests.harness.product import disk, policy, run_record, verdict
 
 
 def adapt() -> None:
     """Have this process do as its variables say.
 
     - ``TEST_NVML_LIBRARY``: find that driver.
+    - ``TEST_MEASURE_WAITS``: whoever is about to see what is in scratch says so, and waits for a word.
     - ``TEST_PAGE_SECONDS``: the run's page is uploaded that often.
     - ``TEST_PUTS_WAIT``: whoever is about to upload a verdict says so, and waits for a word; it is everybody's turn.
     """
     nvml.load()
+    if "TEST_MEASURE_WAITS" in os.environ:
+        usage = disk.usage
+
+        def usage_when_told(*given: Any) -> Any:
+            say("measures")
+            wait_for_word()
+            return usage(*given)
+
+        disk.usage = usage_when_told
     if "TEST_PAGE_SECONDS" in os.environ:
         run_record.PAGE_SECONDS = float(os.environ["TEST_PAGE_SECONDS"])
     if "TEST_PUTS_WAIT" in os.environ:

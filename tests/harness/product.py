@@ -49,6 +49,7 @@ PRIVATE = {
     "SAFE_IMPORT_ENVIRONMENT": "rank_server.libraries:UNDER",
     "cleanup": "rank_server.cleanup",
     "scratch": "agent.scratch",
+    "disk": "agent.disk",
     "ReservedPort": "coordinator.ports:ReservedPort",
     "run_record": "record.run",
     "main": "tools.cli:main",

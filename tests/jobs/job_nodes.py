@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -28,6 +29,8 @@ def happen(how: str) -> None:
         return
     if how == "raise" or (how == "raise once" and me.round == 0):
         raise ValueError("no learning rate")
+    if how == "full":
+        raise OSError(errno.ENOSPC, "No space left on device")
     if how == "recoverable":  # as long as what compilers of graphs say, and repeated in the traceback
         raise FlyteRecoverableException("a layer, " * 1_200)
     if how == "killed":
