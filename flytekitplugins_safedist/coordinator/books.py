@@ -227,6 +227,11 @@ class Books(DataClassDictMixin):
         return self.round.number - self.checks
 
     @property
+    def following(self) -> int:
+        """Number of the next round: of no round that anybody has been in, whoever led it."""
+        return 1 + max(each.number for each in (self.round, *(outcome.round for outcome in self.outcomes)))
+
+    @property
     def last(self) -> Outcome:
         """Of the last round."""
         return self.outcome(self.round)

@@ -643,7 +643,7 @@ class Coordinator:
         first = sorted(places, key=places.__getitem__)[: rules.max_nodes]
         ranks = {process: rank for rank, process in enumerate(first)}
         offer = seats[self.me].status.offer
-        self.books = self.books.beginning(Round(self.lead.leader, self.books.round.number + 1), len(ranks))
+        self.books = self.books.beginning(Round(self.lead.leader, self.books.following), len(ranks))
         self._state = RoundState(
             "running",
             now,

@@ -670,6 +670,26 @@ def test_a_new_leader_of_a_range_waits_for_those_that_still_wait_for_the_one_bef
     assert job.members == {"a2", "d"}
 
 
+def test_rounds_are_numbered_on_from_those_of_a_survivor_that_came_when_others_had_begun():
+    before = begun(RANGE, "abc")
+    for name in ("ValueError", "OSError"):
+        before.fail("c", name)
+        before.follow()
+    last = before.it.books.round
+    assert last.number == 2
+    job = succeeded_by(before, "a2")
+    job.come("d")
+    job.wait(RANGE.last_call + RANGE.heartbeat + RANGE.grace)
+    job.follow()
+    assert (job.members, job.it.books.number) == ({"a2", "d"}, 0)
+    join(job, before, "b", phase="idle", is_cut=True)
+    job.follow()
+    job.wait(RANGE.preemption + STEP)
+    job.follow()
+    assert job.members == {"a2", "b", "d"}
+    assert job.it.books.round.number > last.number, "b has directories of the rounds before"
+
+
 def test_who_comes_from_a_later_round_of_another_leader_ends_this_one():
     before = begun(RANGE, "abcd")
     job = Job(RANGE, "a2")
