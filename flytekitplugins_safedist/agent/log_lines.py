@@ -59,6 +59,8 @@ class _Followed:
     """Bytes passed on, or not to be."""
     freed: int = 0
     """Bytes given back to the disk."""
+    untaken: int = 0
+    """Bytes of blocks that nobody took."""
     partial: bytes = b""
     bar_due: float | None = None
     """When the half line is shown, for it overwrites itself; None: it is an ordinary one."""
@@ -139,21 +141,26 @@ class LogFollower:
         if self._thread.ident is not None:  # never started: ranks that could not be started are torn down as well
             self._thread.join(within)
         shown = [followed for followed in self._files if followed.prefix is not None]
-        return sum(max(0, _size(followed.path) - followed.passed) for followed in shown)
+        return sum(max(0, _size(followed.path) - followed.passed) + followed.untaken for followed in shown)
 
     def _run(self) -> None:
+        more = False
+        while more or not self._stop.wait(POLL_SECONDS):
+            more = self._pass_on_blocks()
+        while self._pass_on_blocks():
+            pass
+        for followed in self._files:
+            if followed.partial and self._is_taken(self._shown(followed, followed.partial)):
+                followed.passed = followed.offset
+
+    def _is_taken(self, text: str) -> bool:
+        """Whether the node's log takes a text. Where nobody reads it any more (EPIPE), or it is full for now, the next
+        ones are tried all the same: what a rank prints is to go back to the disk."""
         try:
-            more = False
-            while more or not self._stop.wait(POLL_SECONDS):
-                more = self._pass_on_blocks()
-            while self._pass_on_blocks():
-                pass
-            for followed in self._files:
-                if followed.partial:
-                    self._write(self._shown(followed, followed.partial))
-                    followed.passed = followed.offset
-        except OSError:
-            return  # nobody reads the node's log any more (EPIPE): stop() tells what was not shown
+            self._write(text)
+        except Exception:  # of whatever stands in the place of standard output: stop() tells what was not shown
+            return False
+        return True
 
     def _pass_on_blocks(self) -> bool:
         """At most one block of each file, so that no rank's flood holds up another's lines; whether there was one."""
@@ -173,8 +180,8 @@ class LogFollower:
             lines.append(followed.partial)
             followed.partial = b""
         shown = [self._shown(followed, line) for line in [*lines, *bar] if not _is_of_bars(line)]
-        if shown:
-            self._write("".join(shown))
+        if shown and not self._is_taken("".join(shown)):
+            followed.untaken += len(text)
         followed.passed = followed.offset - len(followed.partial)
         _free(followed)
         return bool(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -152,16 +153,36 @@ def test_a_reader_that_has_stopped_keeps_nobody_waiting_for_ever_and_what_it_mis
         follower.stop()
 
 
-def test_a_reader_that_has_gone_away_ends_the_showing_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
+def test_a_reader_that_has_gone_away_ends_the_showing_alone(tmp_path: Path, error: Exception) -> None:
     log = tmp_path / "0"
 
     def gone(_: str) -> None:
-        raise BrokenPipeError
+        raise error
 
     follower = LogFollower([("", log)], gone)
-    append(log, b"line\n")
+    append(log, (b"x" * 99 + b"\n") * 320_000)
     follower.start()
-    assert follower.stop() == len(b"line\n")
+    assert follower.stop(within=DEADLINE) == 32_000_000
+    assert log.stat().st_blocks * 512 < 24 << 20, "it takes little disk all the same"
+
+
+def test_a_log_that_was_full_for_a_moment_has_what_comes_after_that(tmp_path: Path) -> None:
+    log, tried, taken = tmp_path / "0", threading.Event(), []
+
+    def take(block: str) -> None:
+        if not tried.is_set():
+            tried.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken.append(block)
+
+    follower = LogFollower([("", log)], take)
+    append(log, b"lost\n")
+    follower.start()
+    assert tried.wait(DEADLINE)
+    append(log, b"shown\n")
+    assert follower.stop(within=DEADLINE) == len(b"lost\n")
+    assert taken == ["shown\n"]
 
 
 def test_letters_that_the_nodes_log_cannot_hold_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
