@@ -450,10 +450,12 @@ class NodePolicy:
     def _give_up(self, now: float) -> None:
         """No leader was heard for too long. Where its sign is renewed, this pod has no say; nor where it cannot begin.
         A sign that has only not been watched for long enough is watched on."""
-        if self._watch.has_changed(self._cut or 0.0) or self.status.cannot is not None:
+        is_fresh = self._watch.is_fresh(self.rules, now)
+        # One that was renewed and is no more is of a leader that was lost as well: what this node knows counts.
+        if (is_fresh and self._watch.has_changed(self._cut or 0.0)) or self.status.cannot is not None:
             self._leave_undecided(CUT_OFF)
             return
-        if self._watch.is_fresh(self.rules, now):
+        if is_fresh:
             return
         has_begun, seconds = self.status.round != NO_ROUND, f"{self.rules.rendezvous:g} s"
         text = "was lost, and none took its place" if has_begun else "did not come"

@@ -307,6 +307,20 @@ def test_a_node_that_has_no_say_leaves_undecided(why):
     assert leaving == act.Exit(UNDECIDED, "the leader of this job cannot be reached from here")
 
 
+def test_a_leader_that_came_and_was_lost_as_well_keeps_nobody_from_telling_the_cause():
+    """Nobody could reach it; its sign was renewed while it was there, and has not been since."""
+    node = Node(replace(RULES, max_restarts=0))
+    node.stop(round=FIRST, books=Books(FIRST, 3).noting(Outcome(FIRST, OWN)))
+    node.take(node.it.on_disconnect("reset", node.now))
+    node.wait(1)
+    node.look(Sign(LEADER, 7))
+    for beat in range(2):
+        node.wait(RULES.renew)
+        node.look(Sign(Leader(2, "z"), beat))
+    (upload,) = until_it_gives_up(node, Sign(Leader(2, "z"), 1))
+    assert upload.verdict == FAILED
+
+
 def test_a_sign_that_has_only_not_been_watched_for_long_enough_is_watched_on():
     """Else each pod in this one's place would begin to watch anew, and the job would never end."""
     node = Node(replace(RULES, rendezvous=10.0))
