@@ -347,8 +347,8 @@ class NodePolicy:
         if status.phase == "idle" and course.round > status.round:
             if want.runs and status.cannot is None and self._verdict is None:
                 self._start(want, now)
-            elif not want.runs:
-                self._say(round=course.round, node_rank=want.node_rank)
+            elif not want.runs:  # what was said of the round before is nothing of this one
+                self._say(round=course.round, node_rank=want.node_rank, is_cut=False, ranks_returned=())
         elif status.phase in ("running", "returned") and not is_other and self._end_at is None:
             if status.phase == "running":
                 self._save_ranks(course.save)

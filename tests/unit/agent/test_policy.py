@@ -124,6 +124,18 @@ def test_what_was_said_of_a_round_is_not_said_of_the_next():
     assert replace(node.status, books=None) == fresh
 
 
+def test_nor_of_one_in_which_this_node_has_no_part():
+    """Else that round ends as one in which nobody could hear node 0, or ranks had returned early."""
+    node = running()
+    node.take(node.it.on_disconnect("reset", node.now))
+    node.wait(RULES.grace + 0.5)
+    node.take(node.it.on_quiet((2,), node.now))
+    node.want(node_rank=-1, runs=False)
+    assert (node.status.is_cut, node.status.ranks_returned) == (True, (2,))
+    node.want(node_rank=-1, runs=True, round=SECOND, books=Books(SECOND, 2))
+    assert (node.status.round, node.status.is_cut, node.status.ranks_returned) == (SECOND, False, ())
+
+
 def test_after_ranks_have_returned_the_node_is_idle_again_unless_the_job_has_succeeded():
     node = running()
     node.it.on_return((2, 3), node.now)
