@@ -359,8 +359,9 @@ class Coordinator:
 
     def _explain(self, status: Status) -> None:
         """A process comes to the place of one that was lost, in the same container, and has found what that one's
-        memory was at last: nobody was left to say it."""
-        if status.ended is None or not status.ended.is_full:
+        memory was at last: nobody was left to say it. Of a loss of its own that says nothing."""
+        was_there = status.round == self.books.round and status.node_rank >= 0
+        if status.ended is None or not status.ended.is_full or was_there:
             return
         for rank, loss in self._state.absent.items():
             if loss.node == status.name:

@@ -1055,6 +1055,20 @@ def test_so_is_one_whose_container_was_ended_at_once_by_what_the_next_process_fi
     assert job.it.books.outcomes[-1].loss.memory == full
 
 
+def test_what_a_process_has_found_of_the_one_before_it_says_nothing_of_a_loss_of_its_own():
+    job = Job(replace(FIXED, max_replacements=0))
+    job.come("a", "c")
+    job.come("b", starts=1, ended=Memory(99 << 30, 100 << 30))
+    job.follow()
+    job.lose("b")
+    job.wait(FIXED.grace + STEP)
+    job.linked.add("b")
+    job.say("b")
+    job.follow()
+    assert job.it.verdict.kind == "lost"
+    assert "memory" not in job.it.verdict.text
+
+
 def test_so_is_node_0_by_what_the_others_have_heard():
     before = begun(replace(FIXED, max_replacements=0))
     full = Memory(99 << 30, 100 << 30)
