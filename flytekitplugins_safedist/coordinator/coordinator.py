@@ -277,9 +277,10 @@ class Coordinator:
         elif status.phase == "running":
             state.saves.on_status(status)
         else:
-            paused = status.is_cut and now - self._paused < self.rules.heartbeat
-            ended = "could not hear node 0" if status.is_cut else "has ended its ranks"
-            what = self.books.last.cause or f"{status.name} {ended}"
+            ended, cause = "could not hear node 0" if status.is_cut else "has ended its ranks", self.books.last.cause
+            is_explained = status.is_cut or (cause is not None and cause.echo > 0)
+            paused = is_explained and now - self._paused < self.rules.heartbeat
+            what = cause or f"{status.name} {ended}"
             self._end_round(str(what), now, free=_STOOD_STILL if paused else "")
         state.inquiry.on_status(status)
 

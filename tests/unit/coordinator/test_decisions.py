@@ -279,12 +279,16 @@ def test_that_node_0_is_cut_off_from_all_others_is_one_loss_however_many_they_ar
     assert job.members == set("abcd")
 
 
-def test_where_node_0_itself_stood_still_nobody_is_blamed_for_not_hearing_it():
+@pytest.mark.parametrize("first", ["cut off", "an echo"])
+def test_where_node_0_itself_stood_still_nobody_is_blamed_for_not_hearing_it(first):
     job = begun()
     job.pause(10)
     job.lead()
+    if first == "an echo":
+        job.fail("c", "ConnectionError", echo=4)
     job.say("b", phase="idle", is_cut=True)
-    job.fail("c", "ConnectionError", echo=4)
+    if first != "an echo":
+        job.fail("c", "ConnectionError", echo=4)
     job.follow()
     assert job.members == set("abc")
     assert job.costs == (0, 0)
