@@ -489,6 +489,7 @@ class Coordinator:
         self._judge_again()
         state = self._state
         if self.is_retired or self.is_decided or self.lead.in_doubt or self.verdict is not None:
+            state.joining = None  # what is saved meanwhile is not the last that ranks have done when a node may join
             return
         if state.phase == "running" and len(state.returned) == self.books.size:
             self._return(now)

@@ -171,6 +171,28 @@ def test_a_node_that_comes_after_one_that_has_left_again_has_a_save_of_its_own()
     assert job.wants["b"].course.save == Save(2, is_urgent=False)
 
 
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_a_node_that_could_not_join_while_nobody_knew_who_leads_has_a_save_of_that_moment(has_saved):
+    job = begun(RANGE, "ab", listens=True)
+    job.come("c")
+    job.follow("c")
+    for process in "ab":
+        job.say(process, floor=Floor(1, 4))
+    job.pause(RANGE.preemption)
+    for process in "ab" if has_saved else "":
+        job.say(process, saved=1)
+    job.wait(60)  # the store is away
+    job.lead()
+    assert job.it.course.runs, "what they have done since that save would be lost"
+    for process in "" if has_saved else "ab":
+        job.say(process, saved=1)
+    assert job.it.course.save == Save(2, is_urgent=False)
+    for process in "abab":
+        job.say(process, floor=Floor(2, 9), saved=1 if job.it.course.save.step is None else 2)
+    job.follow()
+    assert job.members == set("abc")
+
+
 def test_who_comes_to_a_range_waits_for_the_save_for_a_pod_that_is_told_to_stop():
     job = begun(RANGE, "ab", listens=True)
     job.say("a", asks=1)
