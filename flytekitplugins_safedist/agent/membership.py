@@ -128,11 +128,14 @@ class Membership:
             with suppress(RuntimeError):  # the container may have no further thread now: at the next look
                 threading.Thread(target=look, name="safedist store", daemon=True).start()
 
-    def close(self, *, decided: bool) -> None:
+    def close(self, *, decided: bool, why: str = "") -> None:
         """Leave. Where the coordinator is here and the attempt is *decided*, its verdict in the store, stay until the
-        others have heard it."""
-        if self.leads and decided and self.link.status is not None:
-            self.link.tell(replace(self.link.status, is_uploaded=True))
+        others have heard it. *why* is what has failed here, for the others, who see a lost connection else."""
+        status = self.link.status
+        if status is not None and self.leads and decided:
+            self.link.tell(replace(status, is_uploaded=True))
+        elif status is not None and why and not status.leaving:
+            self.link.tell(replace(status, leaving=why))
         if self.meeting is not None:
             self.meeting.close()
         self.link.close()

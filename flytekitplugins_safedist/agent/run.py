@@ -117,7 +117,7 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
     except BaseException as error:
         # This place stays free for the pod that takes it. Where a job ends in order, it has left, or stays until the
         # upload is done (:mod:`.ending`).
-        joined.close(decided=False)
+        joined.close(decided=False, why=one_line(error) if isinstance(error, SafedistError) else "")
         verdict = of_error(error) if isinstance(error, SafedistError) else None
         if verdict is not None and ending.is_the_end(verdict.error, place):
             stopping.finish()

@@ -6,6 +6,7 @@ its pods. What is not real here is the network between them; container tests hav
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -285,6 +286,25 @@ def test_what_the_agent_of_a_replaced_node_finds_in_its_rank_ends_the_job_and_no
     assert error.code == code
     assert "rank 1 (local_rank 0) on node 1" in error.message
     assert says in error.message
+
+
+def test_a_node_that_fails_by_itself_tells_the_others_why_it_leaves(warm, tmp_path, ranks_gate: Gate):
+    """One that starts no ranks again and again ends the job by that, and not by its lost connections."""
+    job = Job(warm, tmp_path, "torch_no_replacement", "gate", ranks_gate.environment)
+    first, failing = job.start(0), job.start(1)
+    of_node_1 = next(line for line in ranks_gate.heard(4) if line.startswith("rank 3 "))
+    os.kill(parent(int(of_node_1.split()[-1])), KILL)
+    assert failing.wait().uploaded == []
+    ended = first.wait()
+    assert (ended.code, ended.uploaded) == (0, ["error.pb"])
+    assert platforms(ended) == "SYSTEM:NodeLost"
+    why = "node 1: LaunchError: the process that starts and watches this node's ranks is gone, and its ranks with it"
+    assert why in uploaded_error(ended).message
+
+
+def parent(pid: int) -> int:
+    """The process id of a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_node_0_that_is_told_to_stop_tells_the_others_first(warm, tmp_path, ranks_gate: Gate):

@@ -100,6 +100,11 @@ def torch_patient() -> str:
     return torch.task_function()
 
 
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, max_replacements=0, timeouts=TIMEOUTS))
+def torch_no_replacement() -> str:
+    return torch.task_function()
+
+
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
 def torch_done_early() -> str:
     """Node 1 is done while rank 0 still works, as in a long upload of outputs."""
