@@ -35,7 +35,7 @@ from ..store.errors import one_line
 from ..topology import Endpoint
 from . import wire
 from .coordinator import Coordinator, JudgeReports
-from .kv import OVER, KeyValues
+from .kv import OVER, Answered, KeyValues
 from .messages import HangNotice, Status, Want
 from .ports import BACKLOG, listener
 from .rules import Rules
@@ -526,19 +526,27 @@ class Server:
             self._send_answer(process, number, OVER, b"")
         elif number not in answers:
             answers[number] = b""
-            self._begin(self._answer(process, number, answers, call, body))
+            # Of this round: the next one may have begun, with keys of its own, before it is done.
+            work = partial(self._keys.answer, call, body)
+            self._begin(self._answer(process, number, answers, work, is_wait=call.get("op") == "wait"))
         elif answers[number]:
             self._ways[process].send(answers[number])
 
     async def _answer(
-        self, process: str, number: int, answers: dict[int, bytes], call: Mapping[str, Any], body: bytes
+        self,
+        process: str,
+        number: int,
+        answers: dict[int, bytes],
+        work: Callable[[], Coroutine[Any, Any, Answered]],
+        *,
+        is_wait: bool,
     ) -> None:
         try:
-            head, value = await self._keys.answer(call, body)
+            head, value = await work()
         except ValueError as error:
             head, value = {"refused": str(error)[:200]}, b""
         answer = self._send_answer(process, number, head, value)
-        if call.get("op") == "wait":  # it may be large, and may be asked again
+        if is_wait:  # it may be large, and may be asked again
             answers.pop(number, None)
         else:
             answers[number] = answer

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,6 +30,7 @@ from flytekitplugins_safedist.agent.meeting_place import MeetingPlace
 from flytekitplugins_safedist.coordinator import server as server_module
 from flytekitplugins_safedist.coordinator import wire
 from flytekitplugins_safedist.coordinator.books import Leader
+from flytekitplugins_safedist.coordinator.kv import OVER
 from flytekitplugins_safedist.coordinator.messages import Offer, Status, Want
 from flytekitplugins_safedist.coordinator.ports import ReservedPort
 from flytekitplugins_safedist.coordinator.rules import Rules
@@ -597,6 +599,20 @@ def test_what_was_done_and_not_answered_before_the_link_was_lost_is_done_once(no
     node_1.link.begin(node_1.status)
     assert counts.result(30) == 1
     assert keys.add("count", 1) == 2
+
+
+def test_what_a_rank_calls_as_its_round_ends_is_none_of_the_next_ones(node_0, node_1) -> None:
+    """Both are read before the call is answered where node 0 is busy: a barrier of the next round counted it."""
+    answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    node_1.link.place = Mock(take=answers.put)
+    over = node_1.status.round
+    node_0.say(leader=over.leader, round=over, node_rank=0, offer=Offer(over, {"MASTER_PORT": "2"}))
+    heard(node_1.inbox, Want, lambda want: not want.runs)
+    call = frames.call({"op": "add", "key": "came", "amount": 1, "id": 0, "oldest": 0, "round": str(over)})
+    ended = replace(node_1.status, phase="idle")
+    node_1.link.put(wire.frame(wire.CALL, call) + wire.frame(wire.STATUS, ended.dump()))
+    heard(node_1.inbox, Want, lambda want: want.runs and want.course.round > over)
+    assert frames.parsed_call(answers.get(timeout=30)) == ({**OVER, "id": 0}, b"")
 
 
 def test_a_rank_that_calls_while_no_leader_is_there_is_answered_when_there_is_one(node_1, keys) -> None:
