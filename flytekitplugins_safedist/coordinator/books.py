@@ -181,7 +181,8 @@ class Outcome(DataClassDictMixin):
         return str(self.loss) if self.loss is not None else self.free
 
     def merged(self, other: Outcome) -> Outcome:
-        """What both know. Of one cause in two wordings, the longer one stays; ours, where its text is gone."""
+        """What both know. Of one cause in two wordings, the longer one stays; ours, where its text is gone; and of two
+        losses that are explained."""
         ours, theirs = self.cause, other.cause
         is_theirs = theirs is not None and (
             ours is None
@@ -191,7 +192,7 @@ class Outcome(DataClassDictMixin):
         return replace(
             self,
             cause=theirs if is_theirs else ours,
-            loss=other.loss if other.loss is not None and other.loss.is_explained else self.loss or other.loss,
+            loss=max(filter(None, (self.loss, other.loss)), key=lambda loss: loss.is_explained, default=None),
             free=self.free or other.free,
             without=self.without or other.without,
             returned=tuple(sorted({*self.returned, *other.returned}))[:_RANKS],

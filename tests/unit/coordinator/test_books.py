@@ -15,6 +15,7 @@ from flytekitplugins_safedist.coordinator.books import (
     Cause,
     Leader,
     Loss,
+    Memory,
     Outcome,
     Round,
     judge,
@@ -88,6 +89,15 @@ def test_whoever_has_the_same_books_comes_to_the_same_end_in_whatever_order_it_h
 
 def test_of_one_cause_in_two_wordings_ones_own_stays_and_then_both_are_the_same():
     mine, theirs = books(failed(0, text="")), books(failed(0, text="long"))
+    assert mine.merged(theirs) is mine
+
+
+def test_of_two_losses_ones_own_stays_unless_the_other_alone_says_why_it_was():
+    """Else two nodes that know of two would tell their leader so in turns, without end."""
+    full = Memory(99, 100)
+    plain, mine, theirs = books(lost(0)), books(lost(0, memory=full)), books(lost(0, memory=full, life=3.0))
+    assert plain.merged(mine) == mine
+    assert mine.merged(plain) is mine
     assert mine.merged(theirs) is mine
 
 
