@@ -439,7 +439,8 @@ class NodePolicy:
 
     def _leave_undecided(self, why: str) -> None:
         if self._exit is None:
-            self._say(leaving=why)  # the others need not learn it from an echo
+            # The others need not learn it from an echo; nor is it the kernel that ends this process for its memory.
+            self._say(leaving=why, memory=None)
             self._exit_when_quiet(UNDECIDED, why)
 
     def _exit_when_quiet(self, code: int, why: str) -> None:

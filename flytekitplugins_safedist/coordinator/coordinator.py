@@ -245,6 +245,8 @@ class Coordinator:
             return
         rank = self._state.ranks.get(process) if status.round == self.books.round else None
         if status.leaving:
+            if process in self._seats:
+                self._seats[process].status = status
             if rank is not None and status.phase == "returned":
                 self._on_member(status, rank, now)  # it leaves with its part done
             self._dismiss(process, status.leaving, now, status)

@@ -638,3 +638,10 @@ def test_memory_is_said_when_it_comes_near_its_limit_and_what_the_leader_says_of
     node.want(memory=Memory(99, 100))
     node.take(node.it.on_disconnect("reset", node.now))
     assert node.status.leader_memory == Memory(99, 100)
+
+
+def test_a_pod_that_is_told_to_stop_is_not_ended_for_its_memory_though_that_was_full():
+    node = running()
+    node.take(node.it.on_memory(Memory(99, 100), node.now))
+    node.take(node.it.on_stop("told to stop by SIGTERM", node.now, node.now, stays=False))
+    assert (node.status.leaving, node.status.memory) == ("told to stop by SIGTERM", None)

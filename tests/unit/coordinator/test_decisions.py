@@ -1081,6 +1081,21 @@ def test_so_is_one_whose_container_was_ended_at_once_by_what_the_next_process_fi
     assert job.it.books.outcomes[-1].loss.memory == full
 
 
+@pytest.mark.parametrize("process", ["a", "b"])
+def test_of_one_that_says_why_it_leaves_its_memory_counts_only_where_it_still_says_so(process):
+    full = Memory(99 << 30, 100 << 30)
+    for memory, kind in ((None, "lost"), (full, "memory")):
+        job = begun(replace(FIXED, max_replacements=0))
+        job.say(process, memory=full)
+        job.say(process, leaving="told to stop by SIGTERM", memory=memory)
+        if process == "a":
+            known, before = job.wants["b"].course.memory, job
+            job = succeeded_by(before, "a2")
+            join(job, before, "b", "c", leader_memory=known)
+        job.follow()
+        assert job.it.verdict.kind == kind
+
+
 def test_what_a_process_has_found_of_the_one_before_it_says_nothing_of_a_loss_of_its_own():
     job = Job(replace(FIXED, max_replacements=0))
     job.come("a", "c")
