@@ -258,11 +258,8 @@ MUTANTS: dict[str, tuple[str, ...]] = {
     ),
     "who finds no leader uploads, however fresh its sign is": (
         "agent/policy.py",
-        "        if self._watch.is_fresh(self.rules, now):\n            return\n",
-        "",
-        "agent/policy.py",
-        "if self._watch.has_changed(self._cut or 0.0) or self.status.cannot is not None:",
-        "if self.status.cannot is not None:",
+        "is_fresh = self._watch.is_fresh(self.rules, now)",
+        "is_fresh = False",
         "island",
     ),
     "a node exits 0 when it hears the verdict": (
