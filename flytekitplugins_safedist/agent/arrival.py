@@ -20,12 +20,14 @@ from .. import envvars, lastwords, stopping, topology
 from ..config.registered import Registered
 from ..coordinator.books import NO_ROUND
 from ..coordinator.messages import Status as NodeStatus
+from ..coordinator.messages import Want
 from ..coordinator.rules import Rules
 from ..coordinator.server import SignStore
 from ..errors import NodeLostError, SafedistError, TopologyError
 from ..failures import Failure
 from ..rank import recording, task_context
 from ..rank.outcome import NO_RANK, RankOutcome, Status
+from ..store.errors import one_line
 from ..store.patience import within
 from ..texts import named
 from ..topology import Topology
@@ -40,6 +42,9 @@ from .verdict import cause_of
 logger = logging.getLogger(__name__)
 
 _EXIT_INFRASTRUCTURE = 1
+
+_MENTION_SECONDS = 5.0
+"""For the leader to be there and to hear of it: this pod is to be replaced soon."""
 
 _LAST_CALL = 30.0
 """Seconds, at most, that a round of a range waits for further nodes when the minimum is there, as torch elastic's."""
@@ -170,6 +175,22 @@ def is_told(error: SafedistError, attempt: Attempt) -> bool:
         if place.node_rank == 0 and not isinstance(trouble, NodeLostError) and _has_no_leader(attempt):
             return False  # node 0's to upload, though the others could not be told; but not where the job goes on
         raise ending.cannot_do_its_part(error, place, f"that does not end the job: {trouble}") from error
+
+
+def mention(error: SafedistError, attempt: Attempt) -> None:
+    """Tell the leader, if one is there, why this pod is to be replaced: whoever waits for this node says so, too, and
+    the job's end, where none comes that can begin."""
+    place = attempt.topology
+    if not place.node_rank:  # node 0 itself; and in a range no node in particular is waited for
+        return
+    with suppress(Exception):  # no thread, nobody there: what this pod's log says is that error, and not this one
+        job = Membership(attempt.rules(), place, NoStore(), say=logger.debug)
+        try:
+            job.link.begin(replace(job.first, leaving=one_line(error)))
+            while not isinstance(job.inbox.get(timeout=_MENTION_SECONDS), Want):
+                continue
+        finally:
+            job.close(decided=False)
 
 
 def _has_no_leader(attempt: Attempt) -> bool:

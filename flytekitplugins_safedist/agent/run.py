@@ -78,7 +78,9 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
             plan = prepare.prepare(job, held)
         except SafedistError as error:
             held.close()  # nothing of it is left when the others hear of it
-            if not error.is_platforms and arrival.is_told(error, job.attempt):
+            if error.is_platforms:
+                arrival.mention(error, job.attempt)
+            elif arrival.is_told(error, job.attempt):
                 return Elsewhere()
             raise
         say(_start_line(plan))

@@ -247,6 +247,8 @@ class Coordinator:
         if status.leaving:
             if process in self._seats:
                 self._seats[process].status = status
+            elif status.round == NO_ROUND:
+                self._troubles[status.name] = status.leaving
             if rank is not None and status.phase == "returned":
                 self._on_member(status, rank, now)  # it leaves with its part done
             self._dismiss(process, status.leaving, now, status)

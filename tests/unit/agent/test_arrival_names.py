@@ -1,4 +1,5 @@
-"""How the nodes of one attempt find each other and nobody else: real arrivals are in tests/agents/test_arrival.py."""
+"""How the nodes of one attempt find each other and nobody else, and what is said of a pod that does not come: real
+arrivals are in tests/agents/test_arrival.py."""
 
 from __future__ import annotations
 
@@ -6,8 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from flytekitplugins_safedist.agent.arrival import run_id
+from flytekitplugins_safedist.agent import arrival
+from flytekitplugins_safedist.agent.arrival import Attempt, mention, run_id
+from flytekitplugins_safedist.agent.leader_store import NoStore
+from flytekitplugins_safedist.agent.membership import Membership
+from flytekitplugins_safedist.config.registered import Registered
+from flytekitplugins_safedist.coordinator.messages import Want
+from flytekitplugins_safedist.coordinator.ports import ReservedPort
+from flytekitplugins_safedist.errors import LaunchTimeoutError
 from flytekitplugins_safedist.rank.task_context import IN_POD
+from flytekitplugins_safedist.topology import Endpoint, Topology
+from tests.harness.registered import registered
 from tests.unit.rank.test_order import SNAPSHOT
 
 
@@ -31,3 +41,23 @@ def test_two_tasks_of_one_execution_are_two_jobs_and_all_nodes_of_one_have_its_n
 def test_an_attempt_that_is_not_a_number_is_not_taken_for_the_first():
     with pytest.raises(ValueError, match="second"):
         run_id(SNAPSHOT, {"FLYTE_ATTEMPT_NUMBER": "second"})
+
+
+def test_what_keeps_a_pod_from_coming_is_said_to_who_waits_for_it(monkeypatch):
+    port, settings = ReservedPort(), Registered.from_env(registered(nodes="2"))
+    assert settings is not None
+    places = [Topology(node, 2, 2, 1, Endpoint("127.0.0.1", port.port), "a test") for node in range(2)]
+    first, second = (Attempt(place, settings, SNAPSHOT, "run") for place in places)
+    error = LaunchTimeoutError("libraries were not imported in time")
+    with monkeypatch.context() as patched:
+        patched.setattr(arrival, "_MENTION_SECONDS", 0.1)
+        mention(error, second)  # nobody is there
+        mention(error, first)
+    job = Membership(first.rules(), places[0], NoStore(), say=lambda _: None)
+    job.link.begin(job.first)
+    while not isinstance(job.inbox.get(timeout=30), Want):
+        continue
+    mention(error, second)
+    said = "; node 1 came, and could not begin (LaunchTimeoutError: libraries were not imported in time)"
+    assert job._server._coordinator._trouble() == said
+    job.close(decided=False)

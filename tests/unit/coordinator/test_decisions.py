@@ -606,6 +606,18 @@ def test_later_it_is_turned_away_and_its_error_is_told_where_nobody_takes_its_pl
     assert trouble in job.it.verdict.text
 
 
+def test_what_keeps_a_pod_from_coming_is_told_where_none_takes_its_place():
+    job = Job()
+    job.come("a", "c")
+    job.come("b", leaving="LaunchTimeoutError: libraries were not imported in time")
+    job.wait(31)
+    said = "node 1 came, and could not begin (LaunchTimeoutError: libraries were not imported in time)"
+    assert said in job.wants["c"].course.news
+    job.wait(FIXED.rendezvous)
+    assert job.it.verdict.kind == "missing"
+    assert said in job.it.verdict.text
+
+
 def test_a_replacement_of_node_0_that_cannot_begin_never_ends_a_job_that_has_begun():
     before = begun()
     job = Job(FIXED, "a2", before.sign, leads=False)
