@@ -384,6 +384,9 @@ class Coordinator:
     def _dismiss(self, process: str, why: str, now: float, status: Status | None = None) -> None:
         """A process takes part in nothing any more. With node 0's, nobody leads here."""
         if process == self.me:
+            if status is not None and self.books.round != NO_ROUND:  # the others tell the next leader
+                loss = Loss("node 0", why, memory=status.memory)
+                self.books = self.books.noting(Outcome(self.books.round, loss=loss))
             self._retire(why if status is None else f"{status.name} has left: {why}", now)
         else:
             self._turn_away(process, why)

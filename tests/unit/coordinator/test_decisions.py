@@ -820,6 +820,17 @@ def test_node_0_leaves_and_who_hears_it_ends_its_ranks_at_once():
     assert job.wants["b"].course.news == "round 0 is over: node 0 has left: told to stop by SIGTERM"
 
 
+def test_why_node_0_has_left_is_what_the_next_leader_tells_of_its_loss():
+    before = begun(replace(FIXED, max_replacements=0))
+    before.say("a", leaving="LaunchError: it may start no process")
+    job = succeeded_by(before, "a2")
+    join(job, before, "b", "c")
+    job.follow()
+    assert job.it.verdict.kind == "lost"
+    assert job.it.verdict.text.startswith("node 0: LaunchError: it may start no process; ")
+    assert job.costs == (0, 1)
+
+
 def test_a_leader_that_finds_the_verdict_in_the_store_says_so_before_it_has_a_term():
     job = Job(leads=False)
     job.is_decided = True
