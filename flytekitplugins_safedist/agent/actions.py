@@ -27,6 +27,7 @@ class StartRanks:
         node_rank, size: this node's place, of how many.
         offer: what they find at the leader's node.
         is_checks: the node is to be checked instead: ``on_return`` with the report.
+        ran_before: ranks may have run in this attempt in rounds that nobody knows of any more.
     """
 
     round: Round
@@ -35,6 +36,7 @@ class StartRanks:
     size: int
     offer: Mapping[str, str]
     is_checks: bool = False
+    ran_before: bool = False
 
 
 @dataclass(frozen=True)

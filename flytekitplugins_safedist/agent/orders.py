@@ -30,6 +30,7 @@ def orders(start: StartRanks, plan: NodePlan) -> list[RankOrder]:
             errors=plan.scratch.errors(context.round, context.rank) if plan.order.source.is_script else None,
             terminal=terminal,
             profile=look.steps if look is not None and (look.ranks is None or context.rank in look.ranks) else None,
+            ran_before=start.ran_before or start.number > 0,
         )
         for context in contexts
     ]

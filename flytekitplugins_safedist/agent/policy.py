@@ -368,7 +368,7 @@ class NodePolicy:
         self._say(round=course.round, node_rank=want.node_rank, phase="running", is_cut=False, ranks_returned=())
         self._say(listens=False, asks=0, floor=Floor(), saved=0, stall=0.0, looked=0, report="")
         place = (want.node_rank, course.size, course.offer)
-        self._out.append(StartRanks(course.round, course.books.number, *place, is_checks=course.is_checks))
+        self._out.append(StartRanks(course.round, course.books.number, *place, course.is_checks, course.ran_before))
 
     def _save_ranks(self, save: Save | None) -> None:
         if save is None or save.is_done:

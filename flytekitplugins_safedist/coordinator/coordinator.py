@@ -728,6 +728,7 @@ class Coordinator:
             self.books.round,
             runs=runs,
             is_checks=state.is_checks,
+            ran_before=not self.lead.is_first,
             size=self.books.size,
             offer=state.offer,
             save=state.saves.save,

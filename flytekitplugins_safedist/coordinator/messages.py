@@ -207,6 +207,7 @@ class Course(DataClassDictMixin):
         round: the last one.
         runs: its ranks are to run; else none are, and it is over.
         is_checks: its ranks are the checks of the nodes.
+        ran_before: another process has led this attempt: ranks may have run in rounds that nobody here has heard of.
         size: how many nodes take part in it.
         offer: what its ranks find at the leader's node.
         save: at which step all ranks save.
@@ -223,6 +224,7 @@ class Course(DataClassDictMixin):
     round: Round = NO_ROUND
     runs: bool = False
     is_checks: bool = False
+    ran_before: bool = False
     size: int = 0
     offer: Mapping[str, str] = field(default_factory=dict)
     save: Save | None = None

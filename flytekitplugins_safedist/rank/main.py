@@ -224,7 +224,7 @@ def _imported(job: JobOrder, order: RankOrder, transfers: RankTransfers, held: E
     sys.path[:] = job.sys_path
     sys.argv[:] = job.argv
     place = order.context
-    entered = task_context.entered(job.flyte, place.scratch / "flyte", transfers.access(), restarted=place.round > 0)
+    entered = task_context.entered(job.flyte, place.scratch / "flyte", transfers.access(), restarted=order.ran_before)
     if job.flyte.mode == task_context.IN_POD:  # as flytekit does it: a module knows its execution
         ctx = held.enter_context(entered)
         return _loaded(job), ctx

@@ -54,6 +54,7 @@ class RankOrder(Record):
         errors: file for standard error, where it is apart.
         terminal: at which the job was started, for ``breakpoint()``; "": none.
         profile: the first and the last step that torch.profiler looks into, where it does.
+        ran_before: ranks may have run before in this attempt, and saved.
     """
 
     context: RankContext
@@ -63,6 +64,7 @@ class RankOrder(Record):
     errors: Path | None = None
     terminal: str = ""
     profile: tuple[int, int] | None = None
+    ran_before: bool = False
 
     @property
     def logs(self) -> tuple[Path, ...]:

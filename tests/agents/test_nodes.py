@@ -323,6 +323,25 @@ def test_node_0_that_is_told_to_stop_tells_the_others_first(warm, tmp_path, rank
     assert "node 0 has left: told to stop by SIGTERM" in ended[1].err
 
 
+def test_where_all_pods_are_lost_at_once_the_next_ones_go_on_from_what_this_attempt_has_saved(
+    warm, tmp_path, ranks_gate: Gate
+):
+    """Nobody knows of the round before, but that somebody has led the job is in the store."""
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "_dst_cp").write_bytes(b"10")
+    saves = ["--checkpoint-path", str(tmp_path / "now"), "--prev-checkpoint", str(tmp_path / "before")]
+    job, outputs = Job(warm, tmp_path / "job", "torch_saves", more=ranks_gate.environment), tmp_path / "uploads"
+    outputs.mkdir()
+    for count in (11, 12):
+        pods = [job.start(pod, arguments=saves, outputs=outputs) for pod in range(2)]
+        assert set(ranks_gate.heard(4)) == {f"rank {rank} round 0 count {count}" for rank in range(4)}
+        for pod in pods if count == 11 else ():
+            pod.signal(KILL)
+            pod.wait()
+    ranks_gate.let_go(8)
+    assert [pod.wait().code for pod in pods] == [0, 0]
+
+
 @pytest.mark.end("a worker pod is lost after its ranks have succeeded")
 def test_a_node_that_is_lost_after_its_ranks_have_succeeded_restarts_nobody(warm, tmp_path, ranks_gate: Gate):
     job = Job(warm, tmp_path, "torch_done_early", "nothing", ranks_gate.environment)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from flytekit import task
+from flytekit import current_context, task
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins_safedist import Hangs, SafeHorovod, SafeTorch, Scratch, Timeouts, current_rank
@@ -103,6 +103,19 @@ def torch_patient() -> str:
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, max_replacements=0, timeouts=TIMEOUTS))
 def torch_no_replacement() -> str:
     return torch.task_function()
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=PATIENT))
+def torch_saves() -> str:
+    """Rank 0 goes on from what flytekit's checkpoint holds, and saves one more."""
+    me, checkpoint = current_rank(), current_context().checkpoint
+    count = int(checkpoint.read()) + 1
+    barrier()
+    if me.rank == 0:
+        checkpoint.write(str(count).encode())
+    say(f"rank {me.rank} round {me.round} count {count}")
+    wait_for_word()
+    return str(count)
 
 
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))

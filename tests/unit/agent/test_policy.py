@@ -90,6 +90,13 @@ def test_ranks_start_once_however_often_that_is_wanted():
     assert node.run() == []
 
 
+def test_ranks_are_told_that_others_may_have_run_before_them():
+    node = Node()
+    (start,) = node.want(round=FIRST, runs=True, ran_before=True, books=Books(FIRST, 3))
+    assert isinstance(start, act.StartRanks)
+    assert start.ran_before
+
+
 def test_a_round_that_is_over_is_obeyed_also_where_nothing_was_started():
     node = Node()
     assert node.stop(round=FIRST, books=Books(FIRST, 3)) == []

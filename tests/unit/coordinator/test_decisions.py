@@ -687,6 +687,16 @@ def test_after_a_success_that_was_not_uploaded_the_ranks_run_again():
     assert job.costs == (0, 1)
 
 
+def test_where_all_nodes_are_lost_at_once_the_next_know_that_ranks_may_have_run_before():
+    before = begun()
+    assert not before.it.course.ran_before
+    job = succeeded_by(before, "a2")
+    job.come("b2", node=1)
+    job.come("c2", node=2)
+    assert (job.members, job.number) == ({"a2", "b2", "c2"}, 0)
+    assert job.it.course.ran_before
+
+
 def test_leaders_that_are_lost_before_they_begin_a_round_are_replacements():
     first = Job(replace(FIXED, max_replacements=1))
     second = Job(first.rules, "a2", first.sign)

@@ -57,6 +57,7 @@ COURSE = Course(
     size=4,
     offer={"MASTER_PORT": "1"},
     save=Save(1, is_urgent=True, step=None),
+    ran_before=True,
     look=2,
     hang=HangNotice(2, "key", 1, "text"),
     verdict=Verdict("failed", "why", KEY, CAUSE, "code", (1,), ("2",)),
