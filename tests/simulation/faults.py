@@ -253,6 +253,7 @@ class Faults:
         world = self.world
         pod.is_frozen = True
         world.pauses += pod.place == 0
+        world.long_pauses += pod.place == 0 and lasts > world.rules.grace
 
         def wake() -> None:
             world.show(pod.id, "wakes")

@@ -109,6 +109,12 @@ MUTANTS: dict[str, tuple[str, ...]] = {
         "            pass",
         "pause",
     ),
+    "a pause of node 0 explains no rank that has lost its peers": (
+        "coordinator/coordinator.py",
+        "is_explained = status.is_cut or (cause is not None and cause.echo > 0)",
+        "is_explained = status.is_cut",
+        "pause",
+    ),
     "a later leader ends the job for a node that cannot begin": (
         "coordinator/coordinator.py",
         "if self.lead.is_first and self.books.round == NO_ROUND:",

@@ -198,7 +198,7 @@ class World:
         self.verdict: Verdict | None = None
         self.verdict_by: Pod | None = None
         self.verdict_at = float("inf")
-        self.disturbed, self.pauses = NEVER, 0
+        self.disturbed, self.pauses, self.long_pauses = NEVER, 0, 0
         self.messages = 0
         self.promises = promises.Promises(self)
         self.faults = faults.Faults(self)
