@@ -149,8 +149,8 @@ class SignWatch:
             self.sign, self._since = sign, now
 
     def forget(self) -> None:
-        """This process stood still: it does not know for how long it has watched."""
-        self._since = None
+        """This process stood still: it does not know for how long it has watched, nor whether who led still leads."""
+        self._since, self._changed = None, float("-inf")
 
     def has_changed(self, since: float) -> bool:
         """Whether somebody leads the job: the sign has changed *since* then, while it was watched."""

@@ -326,7 +326,8 @@ def test_a_node_that_has_no_say_leaves_undecided(why):
     assert leaving == act.Exit(UNDECIDED, "the leader of this job cannot be reached from here")
 
 
-def test_a_leader_that_came_and_was_lost_as_well_keeps_nobody_from_telling_the_cause():
+@pytest.mark.parametrize("paused", [0, 5])
+def test_a_leader_that_came_and_was_lost_as_well_keeps_nobody_from_telling_the_cause(paused):
     """Nobody could reach it; its sign was renewed while it was there, and has not been since."""
     node = Node(replace(RULES, max_restarts=0))
     node.stop(round=FIRST, books=Books(FIRST, 3).noting(Outcome(FIRST, OWN)))
@@ -336,6 +337,8 @@ def test_a_leader_that_came_and_was_lost_as_well_keeps_nobody_from_telling_the_c
     for beat in range(2):
         node.wait(RULES.renew)
         node.look(Sign(Leader(2, "z"), beat))
+    node.wait(RULES.rendezvous - RULES.stale)
+    node.now += paused
     (upload,) = until_it_gives_up(node, Sign(Leader(2, "z"), 1))
     assert upload.verdict == FAILED
 
