@@ -116,6 +116,7 @@ class Coordinator:
         self._enough_since: float | None = None  # when the minimum of a range was ready
         self._outsiders: dict[str, str] = {}  # processes that take part in nothing any more, and why
         self._cannot: dict[str, None] = {}  # seats that can start no rank
+        self._odd: dict[str, None] = {}  # seats of a range whose number of ranks is another than node 0's
         self._troubles: dict[str, str] = {}  # what those say that came and could not begin, by node
         self._state = RoundState("forming", now)
         self._news, self._news_at, self._waits = "", now, False
@@ -353,13 +354,19 @@ class Coordinator:
 
     def _compare_ranks(self, process: str, now: float) -> None:
         """Ranks are numbered by how many each node has: one that has another number than node 0's would be in another
-        world than the others."""
+        world than the others. In a range it stays, idle: the operator counts how often its pod begins anew, and would
+        end a job that goes on without it."""
         status, leads = self._seats[process].status, self._seats.get(self.me)
         if leads is None or not status.ranks or not leads.status.ranks or status.ranks == leads.status.ranks:
             return
         has = f"it has {status.ranks} rank(s), and node 0 has {leads.status.ranks}"
         why = f"{has}: all nodes of a job have the same number"
-        self._dismiss(process, why, now)
+        if self.rules.is_fixed:
+            self._dismiss(process, why, now)
+        else:
+            self._odd[process] = None
+            self._ready.pop(process, None)
+            self._say(f"{status.name} takes no part: {why}", now)
         self._troubles[status.name] = why
 
     def _explain(self, status: Status) -> None:
@@ -397,7 +404,7 @@ class Coordinator:
         returned, its part in the round is done."""
         has_left = status is not None
         seat = self._seats.pop(process, None)
-        for each in (self._ready, self._cannot):
+        for each in (self._ready, self._cannot, self._odd):
             each.pop(process, None)
         self._count_ready(now)
         state, status = self._state, seat.status if seat is not None else status
@@ -435,7 +442,7 @@ class Coordinator:
         could = has_heard and status.phase == "idle" and status.cannot is None
         if status.process == self.me:
             could = could and status.offer is not None and status.offer.after == self.books.round
-        elif self.books.without and status.ground in self.books.without:
+        elif self._takes_no_part(status):
             could = False
         if could:
             self._ready.setdefault(status.process)
@@ -466,10 +473,14 @@ class Coordinator:
         return self._enough_since is not None and now - max(state.since, self._enough_since) >= patience
 
     def _left_out(self) -> int:
-        """How many nodes that are there take no part, for their machine."""
-        if not self.books.without:
+        """How many nodes that are there take no part, for their machine or their number of ranks."""
+        if not self.books.without and not self._odd:
             return 0
-        return sum(seat.status.ground in self.books.without for seat in self._seats.values())
+        return sum(self._takes_no_part(seat.status) for seat in self._seats.values())
+
+    def _takes_no_part(self, status: Status) -> bool:
+        is_left_out = bool(self.books.without) and status.ground in self.books.without
+        return is_left_out or status.process in self._odd
 
     def _has_room(self) -> bool:
         """Whether a range stops for a node that joins: nobody has returned or leaves, and not again and again."""
@@ -604,7 +615,8 @@ class Coordinator:
         machine = last.cause.machine
         before = [each for each in self.books.costing("restart") if each.round < last.round]
         here = {process: seat.status.ground for process, seat in self._seats.items()}
-        others = [process for process, place in here.items() if place not in (machine, *self.books.without)]
+        fit = {process: place for process, place in here.items() if process not in self._odd}
+        others = [process for process, place in fit.items() if place not in (machine, *self.books.without)]
         are_enough = len(others) >= self.rules.min_nodes and self.me in others
         if not are_enough or not is_suspect(before, last.cause, self.rules):
             return
