@@ -157,7 +157,16 @@ class Link:
         self._shut()
 
     def missing_error(self) -> RendezvousTimeoutError:
-        """That it was not found in time, with what was seen last in its place."""
+        """That it was not found in time, with what was seen last in its place; or was, and does not lead."""
+        where = {"node 0": str(self._endpoint), "host": socket.gethostname()}
+        if self._sock is not None:
+            return RendezvousTimeoutError(
+                f"{self._who} is there, and has not begun to lead the job within {self._timeout:g} s",
+                where=where,
+                seen="it is connected, and wants nothing",
+                expected="its sign in the store, which it reads back",
+                hint="see its log: what keeps that pod from the store, which this one can read",
+            )
         if self._missing.awaits == _STRANGER_LEAVES:
             what = f"another job's node is at this job's address, and {self._who} did not come there"
         elif self._has_met:
@@ -167,7 +176,7 @@ class Link:
         kind = NotReplacedError if self._has_met else RendezvousTimeoutError
         return kind(
             f"{what} within {self._timeout:g} s",
-            where={"node 0": str(self._endpoint), "host": socket.gethostname()},
+            where=where,
             seen=self._missing.seen,
             expected="node 0's agent to answer under that name",
             hint="see what Kubernetes waits for: kubectl describe the pod of that name, its service, a network policy "

@@ -381,6 +381,24 @@ def test_a_store_that_is_away_is_told_once_and_nothing_begins(error, told) -> No
     assert inbox.empty()
 
 
+def test_where_node_0_alone_cannot_reach_the_store_the_others_say_that_it_does_not_lead() -> None:
+    """They are connected to it all the while, and give the job up when their time is over."""
+
+    class Away(NoStore):
+        def look(self) -> Any:
+            raise ConnectionError("refused")
+
+    leader = Node0(store=Away())
+    node = Node1(leader.port)
+    until(lambda: leader.server.others, "they have met")
+    until(lambda: node.link._sock, "and node 1 knows")
+    assert "node 0 is there, and has not begun to lead the job within 900 s" in str(node.link.missing_error())
+    leader.close()
+    heard(node.inbox, LinkLost)
+    assert "node 0 was lost, and none took its place within 900 s" in str(node.link.missing_error())
+    node.link.close()
+
+
 def test_who_cannot_listen_leaves_no_sign_for_it_never_led(node_0, monkeypatch) -> None:
     """Of several agents on one machine each tries; the sign of the one that leads stays."""
     monkeypatch.setattr(server_module, "_TICK_SECONDS", 0.0)  # time, if it were told, would be told in each turn
