@@ -41,11 +41,12 @@ class Process:
         pid: its id.
         state: as in /proc/PID/stat: R, S, D, T, t, Z; "" where it is gone.
         wchan: what its main thread waits for in the kernel; "" where it runs, or the kernel does not say.
-        cpu: seconds of CPU time so far of its session and of its descendants: what it has started counts as its own.
+        cpu: seconds of CPU time so far of its session and of its descendants: what it has started counts as its own,
+            also when that has ended.
         children: ids of its children that have ended and are not reaped, or are stopped.
         data: bytes that it and its descendants have read and written so far: files, pipes, and what else is read so.
         stored: of these what came from and went to disks and file servers.
-        received: bytes that have come and gone over its connections, by socket.
+        received: bytes that have come and gone over the connections of all these, by socket.
         peers: whom its TCP connections lead to, with what they have not acknowledged; at most :data:`PEERS`.
     """
 
@@ -74,29 +75,40 @@ def look(pids: Collection[int]) -> dict[int, Process]:
         children.setdefault(int(fields[1]), []).append(found)
         sessions.setdefault(fields[3], []).append(found)
     sockets = _sockets()
-    looks = [_look(pid, stats, children, sessions) if pid in stats else Process(pid) for pid in pids]
-    return {process.pid: _connected(process, sockets) for process in looks}
+    looks: dict[int, Process] = {}
+    for pid in pids:
+        started = _started(pid, stats, children, sessions)
+        process = _look(pid, stats, started, children.get(pid, [])) if pid in stats else Process(pid)
+        looks[pid] = _connected(process, started, sockets)
+    return looks
 
 
-def _look(pid: int, stats: _Stats, children: Mapping[int, list[int]], sessions: Mapping[str, list[int]]) -> Process:
+def _started(pid: int, stats: _Stats, children: Mapping[int, list[int]], sessions: Mapping[str, list[int]]) -> set[int]:
+    """A process with all that it has started; none where it is gone."""
     # Compilers' workers leave the session; those whose parent has ended are no descendants any more.
-    started, left = set(sessions[stats[pid][3]]), [pid]
+    started, left = set(sessions[stats[pid][3]]) if pid in stats else set(), [pid]
     while left:
         born = children.get(left.pop(), [])
         started.update(born)
         left += born
-    cpu = sum(int(stats[each][11]) + int(stats[each][12]) for each in started) / _TICKS
-    ended = tuple(each for each in children.get(pid, []) if stats[each][0] in "ZT")
+    return started
+
+
+def _look(pid: int, stats: _Stats, started: Collection[int], born: Collection[int]) -> Process:
+    # With the time of children that have ended (and were waited for), as the kernel counts I/O by itself: else a
+    # compiler that ends would take from the sum, and one that is run for each file would be seen to do nothing.
+    cpu = sum(int(ticks) for each in started for ticks in stats[each][11:15]) / _TICKS
+    ended = tuple(each for each in born if stats[each][0] in "ZT")
     wchan = _text(_PROC / str(pid) / "wchan")
     counts = [dict(_COUNT.findall(_text(_PROC / str(each) / "io"))) for each in started]
     data, stored = (sum(int(each.get(name, 0)) for each in counts for name in names) for names in (_CHARS, _BYTES))
     return Process(pid, stats[pid][0], "" if wchan == "0" else wchan, cpu, ended, data, stored)
 
 
-def _connected(process: Process, sockets: Mapping[str, tuple[int, str]]) -> Process:
-    own = {link: sockets[link] for link in _links(process.pid) if link in sockets}
-    received = {link: data for link, (data, _) in own.items()}
-    return replace(process, received=received, peers=tuple(sorted(peer for _, peer in own.values())[:PEERS]))
+def _connected(process: Process, started: Collection[int], sockets: Mapping[str, tuple[int, str]]) -> Process:
+    received = {link: sockets[link][0] for each in started for link in _links(each) if link in sockets}
+    peers = sorted(sockets[link][1] for link in _links(process.pid) if link in sockets)
+    return replace(process, received=received, peers=tuple(peers[:PEERS]))
 
 
 def _sockets() -> dict[str, tuple[int, str]]:

@@ -186,11 +186,12 @@ def _looks(ranks: Places) -> dict[int, Process]:
 
 
 def _moved(first: Process, last: Process, stacks_grown: int, *, is_chatty: bool) -> int:
-    """Bytes, but for those of its stacks."""
+    """Bytes, but for those of its stacks. Of what is mapped, or is read in one long call, only the disk knows."""
+    stored = max(0, last.stored - first.stored - stacks_grown)
     if is_chatty:
-        return max(0, last.stored - first.stored - stacks_grown)
+        return stored
     network = sum(max(0, count - first.received.get(each, 0)) for each, count in last.received.items())
-    return max(0, last.data - first.data - stacks_grown) + network
+    return max(stored, last.data - first.data - stacks_grown) + network
 
 
 def _way(stack: Stack) -> tuple[object, ...]:

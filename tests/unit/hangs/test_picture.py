@@ -84,6 +84,15 @@ def test_a_rank_is_stuck_in_the_kernel_if_it_is_so_at_each_look(monkeypatch: pyt
         assert found.is_stuck is is_stuck
 
 
+def test_what_is_mapped_into_memory_or_read_by_one_long_call_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of these the kernel counts no characters, until the call is over: a slow disk was taken for a dead one."""
+    monkeypatch.setattr(snapshot, "PAUSE_SECONDS", 0.05)
+    looks = iter({7: Process(7, "D", stored=each)} for each in (1 << 20, 1 << 24))
+    monkeypatch.setattr(processes, "look", lambda _: next(looks))
+    [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda *_: None)
+    assert found.works.startswith("reads or writes")
+
+
 def test_a_collective_is_the_innermost_call_of_a_library_that_has_them() -> None:
     waits = Snapshot(0, Process(7, "S"), stacks.parse(DUMP))
     assert (waits.waits_in, waits.where) == ("all_reduce", "in all_reduce, called at a file.py:33 in step")
@@ -170,6 +179,60 @@ def test_what_comes_and_goes_over_a_connection_is_counted() -> None:
             other.recv(100_000, socket.MSG_WAITALL)
             grown = [count - before.get(each, 0) for each, count in here().received.items()]
     assert sum(count >= 100_000 for count in grown) == 2, "at both ends"
+
+
+RECEIVES = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as sock:
+    sock.recv(100_000, socket.MSG_WAITALL)
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_comes_to_a_process_that_was_started_counts_as_well() -> None:
+    """To a DataLoader's worker, say, from a store that is spoken to in plain text."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        before, command = here(), [sys.executable, "-c", RECEIVES, str(listener.getsockname()[1])]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            with listener.accept()[0] as other:
+                other.sendall(bytes(100_000))
+                assert child.stdout is not None
+                assert child.stdout.readline() == "ready\n"
+                now = here()
+            child.communicate()
+    new = [count for each, count in now.received.items() if each not in before.received]
+    assert sum(count >= 100_000 for count in new) == 2, "at both ends"
+    assert len(now.peers) == len(before.peers) + 1, "whom the process itself is connected to"
+
+
+STARTS = """
+import subprocess, sys
+works = "import time\\nwhile time.process_time() < 0.5: pass\\nprint('ready', flush=True)\\ninput()"
+child = subprocess.Popen([sys.executable, "-c", works], stdin=subprocess.PIPE)
+sys.stdin.readline()
+child.communicate(b"\\n")
+print("ended", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_was_started_and_has_ended_has_worked_all_the_same(tmp_path: Path) -> None:
+    """A compiler that is run for each file: the sum of those that run at a look falls as one ends."""
+    process = started(tmp_path, "", STARTS)
+    try:
+        before = processes.look([process.pid])[process.pid].cpu
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "ended\n"
+        assert before > 0.4
+        assert processes.look([process.pid])[process.pid].cpu > before - 0.1
+    finally:
+        process.communicate()
 
 
 LISTENS = """
