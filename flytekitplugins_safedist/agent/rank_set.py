@@ -289,8 +289,8 @@ class Ranks:
 
     @property
     def running(self) -> dict[int, tuple[RankOrder, AgentPage]]:
-        """The order and the page of each rank that has begun and has not ended, by process id."""
-        return {pid: (member.order, member.page) for pid, member in self._running().items() if member.begun}
+        """The order and the page of each rank that has not ended, by process id."""
+        return {pid: (member.order, member.page) for pid, member in self._running().items()}
 
     def _running(self) -> dict[int, _Member]:
         return {member.pid: member for member in self._members if member.running and member.outcome is None}

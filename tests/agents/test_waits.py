@@ -48,14 +48,19 @@ def test_a_hang_is_found(warm, tmp_path: Path, task: str, environment: dict[str,
 @pytest.mark.parametrize(
     ("task", "says", "value"),
     [
-        ("has_long_steps", r"rank 0 is at .*, and computes .*; step 2 has not ended for", "done"),
-        ("writes_predictions", r"rank 0 is at .*, and reads or writes \(.* MB a second\) .*: slow", "written"),
+        ("job_waits:has_long_steps", r"rank 0 is at .*, and computes .*; step 2 has not ended for", "done"),
+        (
+            "job_waits:writes_predictions",
+            r"rank 0 is at .*, and reads or writes \(.* MB a second\) .*: slow",
+            "written",
+        ),
+        ("job_waits_import:meets", r"rank 1 is at .*, and still imports the task's .*; ranks 0, 2 wait in init", "met"),
     ],
 )
 def test_who_is_slow_is_told_of_and_waited_for(
     warm, tmp_path: Path, ranks_gate, task: str, says: str, value: str
 ) -> None:
-    running = warm.start(f"job_waits:{task}", tmp_path / "job", environment=ranks_gate.environment)
+    running = warm.start(task, tmp_path / "job", environment=ranks_gate.environment)
     until(lambda: re.search(says, running.shown), "it is told")
     ranks_gate.let_go(1)
     assert running.wait().value == value
