@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config.options import Hangs
+from . import stacks
 from .evidence import ranks_of
 from .picture import listed
 from .snapshot import Snapshot
@@ -112,6 +113,8 @@ _WAKING = ("/horovod/common/basics.py", "/horovod/torch/mpi_ops.py")
 
 _LOADS = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
 _BETWEEN = re.compile(r"(?:send|recv) (\d+)(->|<-)(\d+)")
+_UNEVEN = re.compile(r"^(all_?to_?all\w*|scatter|\w+_oop) of \w+\[.*")
+"""Operations to which each rank may bring another amount."""
 _NAMED = 3
 """Operations that ranks wait in, in a sentence."""
 
@@ -164,7 +167,7 @@ def judge(snapshots: Sequence[Snapshot]) -> Hang | None:
     Args:
         snapshots: of all ranks of the job.
     """
-    if any(each.process.state == "t" or each.debugged for each in snapshots):
+    if any(each.process.state == "t" or each.debugged or stacks.asks_a_person(each.threads) for each in snapshots):
         return None
     job = _Job(snapshots)
     hang = job.by_waits() or job.by_steps()
@@ -230,15 +233,18 @@ class _Job:
         if free:
             return self.held_up(free)
         if held and self.late[0].source != CALL:
-            ring = [key for key in keys if self.missing(key) or held.keys() & self.waits[key].keys()]
-            return self.differing([self.waits[key] for key in ring], "waits in", "wait in", "and")
+            ring = [self.waits[key] for key in keys if self.missing(key) or held.keys() & self.waits[key].keys()]
+            if not _have_both_ends(wait.operation for some in ring for wait in some.values()):
+                return self.differing(ring, "waits in", "wait in", "and")
         return self.all_there()
 
     def held_up(self, some: Sequence[Snapshot]) -> Hang:
         """By ranks that wait for nobody."""
         idle = min(self.ranks[wait.rank].cpu for wait in self.late)
         kinds = {each.rank: _kind(each, idle) for each in some}
-        kind = min(kinds.values(), key=list(KINDS).index)
+        # Who takes part in a call that nothing records nobody knows: who may come is waited for, whoever will not.
+        may_come = [kind for kind in kinds.values() if self.late[0].source == CALL and KINDS[kind].may_come]
+        kind = min(may_come or kinds.values(), key=list(KINDS).index)
         first = min(rank for rank in kinds if kinds[rank] == kind)
         waits = [wait for wait in self.late if wait.rank not in kinds]
         return self.hang(kind, kinds, f"{_sentence(self.ranks[first], kind)}; {_who(waits)}", first=first)
@@ -292,21 +298,29 @@ class _Job:
         # Nodes are used to different times: half as long is far more than a step takes, too.
         stand = [each for each in some if ages.get(each.rank, 0.0) >= longest / 2]
         save = [each for each in some if each.steps.is_saving]
-        go_on = [each for each in some if any(each.steps.told) and each not in stand and each not in save]
+        told = [each for each in some if any(each.steps.told) and not each.steps.is_over]
+        go_on = [each for each in told if each not in stand and each not in save]
         least = min((each.steps.step for each in stand), default=-1)
         if not stand or any(each.steps.step <= least for each in go_on):
             return None
         behind = [each for each in stand if each.steps.step == least]
-        silent = [each for each in some if not any(each.steps.told)]
+        silent = [each for each in some if each not in told]
         # Whoever stands in a library's collective (a barrier of fs is in no record) waits for another.
         apart = [[each for each in few if not each.waits_in] for few in (behind, silent)]
         culprits = save or apart[0] or apart[1]
-        kind = _kind(culprits[0]) if culprits else "symmetric"
-        seen = _sentence(culprits[0], kind) if culprits else f"all ranks wait, rank {behind[0].rank} {behind[0].where}"
+        kinds = {each.rank: _kind(each) for each in culprits}
+        kind = min(kinds.values(), key=list(KINDS).index, default="symmetric")
+        first = min((rank for rank in kinds if kinds[rank] == kind), default=-1)
+        seen = f"all ranks wait, rank {behind[0].rank} {behind[0].where}"
+        seen = _sentence(self.ranks[first], kind) if culprits else seen
         which = f"step {least} has not ended" if least >= 0 else "no step has ended"
         on = f", and {len(go_on)} rank(s) go on" if go_on else ""
         self.late = [each.step for each in stand if each.step is not None]
-        return self.hang(kind, [each.rank for each in culprits], f"{seen}; {which} for {longest:.0f} s{on}", step=least)
+        why = f"{seen}; {which} for {longest:.0f} s{on}"
+        hang = self.hang(kind, kinds, why, first=first, step=least)
+        # They may wait for one that works, and tells no steps, in a way that nobody sees.
+        is_unsure = kind in _UNSURE and any(_kind(each) == "slow" for each in apart[1])
+        return replace(hang, may_come=hang.may_come or is_unsure)
 
     def by_gpus(self, hang: Hang) -> Hang:
         """The same; of a culprit whose GPU has failed, or of a rank that waits where nobody is one, for that."""
@@ -398,9 +412,17 @@ def _digest(*facts: object) -> str:
 
 
 def _matched(operation: str) -> str:
-    """The same for both ends of a message."""
+    """The same for both ends of a message, and for what ranks do together, each with its own amount."""
     ways = [(one, other) if way == "->" else (other, one) for one, way, other in _BETWEEN.findall(operation)]
-    return str(sorted(ways)) if ways else operation
+    return str(sorted(ways)) if ways else _UNEVEN.sub(r"\1", operation)
+
+
+def _have_both_ends(operations: Iterable[str]) -> bool:
+    """Whether operations are messages alone, and each is sent, and received."""
+    ends = [_BETWEEN.findall(operation) for operation in operations]
+    sent = sorted((one, other) for some in ends for one, way, other in some if way == "->")
+    received = sorted((other, one) for some in ends for one, way, other in some if way == "<-")
+    return all(ends) and sent == received
 
 
 def _who(waits: Iterable[Wait]) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -70,6 +70,9 @@ WAITING_FILES = (
 )
 """Whose functions wait for other ranks."""
 
+_DEBUGGERS = {"interaction": "/pdb.py", "do_wait_suspend": "/pydevd.py"}
+"""Functions that ask a person, and whose they are."""
+
 _OURS = "/flytekitplugins_safedist/"
 _WRAPPERS = ("wrapper", "inner", "_call_impl", "<lambda>")
 
@@ -84,6 +87,13 @@ def collective(stack: Stack) -> str:
 def torchs(stack: Stack) -> str:
     """The same of torch.distributed's own code alone."""
     return collective(stack) if stack and "/torch/distributed/" in stack[0].file else ""
+
+
+def asks_a_person(threads: Iterable[Stack]) -> bool:
+    """Whether one of them stands in a debugger of any make, which asks a person: pdb's descendants, and pydevd, by
+    which editors look into a process from afar."""
+    found = (frame for stack in threads for frame in stack if frame.function in _DEBUGGERS)
+    return any(frame.file.endswith(_DEBUGGERS[frame.function]) for frame in found)
 
 
 def is_librarys(frame: Frame) -> bool:

@@ -79,6 +79,7 @@ class Steps:
         is_saving: it saves or restores a checkpoint, or waits for that.
         is_writing: a thread of it writes one, beside the training.
         is_fetched_for: another rank of its node downloads an input that it waits for.
+        is_over: it has told all steps that there are to be, or has come back from the task's function.
     """
 
     told: tuple[int, int] = (0, 0)
@@ -86,10 +87,11 @@ class Steps:
     is_saving: bool = False
     is_writing: bool = False
     is_fetched_for: bool = False
+    is_over: bool = False
 
     def wait(self, rank: int) -> Wait | None:
-        """The step as a wait; None where it tells none, or saves."""
-        if not any(self.told) or self.is_saving:
+        """The step as a wait; None where it tells none, is in none any more, or saves."""
+        if not any(self.told) or self.is_over or self.is_saving:
             return None
         return Wait(rank, str(self.told), "", f"step {self.step}", max(self.step, 0), 0.0, STEP)
 

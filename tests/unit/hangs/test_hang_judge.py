@@ -224,6 +224,37 @@ def test_both_ends_of_a_message_that_does_not_arrive_are_one_and_two_who_both_re
     assert found(between(0, "recv 0<-1"), between(1, "recv 1<-0")).kind == "mismatch"
 
 
+def in_chain(rank: int, members: str, operation: str) -> Snapshot:
+    """In a batch with its neighbours, each pair of which has a wait of its own."""
+    return waits(rank, of_group(members, number=0, operation=operation, name=f"0, between ranks {members}"))
+
+
+def test_in_a_pipeline_whose_messages_all_have_both_ends_it_is_the_network() -> None:
+    first, last = in_chain(0, "0,1", "send 0->1"), in_chain(2, "1,2", "recv 2<-1")
+    hang = found(first, in_chain(1, "0-2", "recv 1<-0, send 1->2"), last)
+    assert (hang.kind, hang.culprits) == ("symmetric", ())
+    hang = found(first, in_chain(1, "0-2", "send 1->0, send 1->2"), last)
+    assert hang.kind == "mismatch", "nobody sends what rank 1 is to receive from rank 0, and rank 0 receives nothing"
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        ("all_to_all of Float[513, 8]", "all_to_all of Float[488, 8]"),
+        ("scatter of Float[2, 2]", "scatter"),
+    ],
+)
+def test_what_each_rank_hands_in_another_amount_of_is_one_operation(operations: tuple[str, str]) -> None:
+    one, other = (of_group("0,1", operation=operation) for operation in operations)
+    assert found(waits(0, one), waits(1, other)).kind == "symmetric"
+    sums = (of_group("0,1", operation=f"reduce_scatter of Float[{size}]") for size in (3, 5))
+    assert found(*(waits(rank, each) for rank, each in enumerate(sums))).kind == "mismatch"
+
+
+PDB = (Frame("/usr/lib/python3.11/cmd.py", 126, "cmdloop"), Frame("/usr/lib/python3.11/pdb.py", 360, "interaction"))
+DEBUGPY = (Frame("/lib/debugpy/_vendored/pydevd/pydevd.py", 2188, "do_wait_suspend"),)
+
+
 @pytest.mark.parametrize(
     "snapshots",
     [
@@ -232,9 +263,11 @@ def test_both_ends_of_a_message_that_does_not_arrive_are_one_and_two_who_both_re
         [waits(0, of_group("0-3", since=NOW - 50)), elsewhere(1)],
         [waits(0), elsewhere(1, debugged=True)],
         [waits(0), elsewhere(1, process=Process(1, "t"))],
+        [waits(0), elsewhere(1, threads=(PDB + THREADS[0],))],
+        [waits(0), elsewhere(1, threads=(*THREADS, DEBUGPY))],
         [waits(0, moved=True), elsewhere(1)],
     ],
-    ids=["nobody waits", "one rank", "not for long", "a person debugs", "a debugger is attached", "it goes on beside"],
+    ids=["nobody waits", "one rank", "not for long", "a person debugs", "gdb", "pdb", "debugpy", "it goes on beside"],
 )
 def test_what_is_no_hang(snapshots: list[Snapshot]) -> None:
     assert judge(snapshots) is None
@@ -272,6 +305,22 @@ def test_a_call_that_nothing_records_counts_where_nothing_else_does() -> None:
     assert found(waits(0), stands(1), elsewhere(2)).waiting == (0,), "what is recorded is the better word"
     assert judge([stands(0, NOW - 10), elsewhere(2, quiet=700.0)]) is None
     assert judge([stands(0), elsewhere(2, quiet=200.0)]) is None, "the others go on: they may have no part in it"
+
+
+def test_of_a_call_whose_members_nobody_knows_who_may_come_is_waited_for() -> None:
+    """Rank 0 receives what rank 1 is to send; rank 2 had no part in it, and is done."""
+    computes = elsewhere(1, record=RankRecord(is_whole=True), quiet=700.0, cpu=1.0)
+    hang = found(stands(0), computes, elsewhere(2, record=RankRecord(), returned=True))
+    assert (hang.kind, hang.rank, hang.may_come) == ("slow", 1, True)
+
+
+def test_a_rank_that_still_imports_may_come() -> None:
+    """The others are in init_process_group."""
+    late = elsewhere(2, record=RankRecord(), quiet=700.0, has_begun=False)
+    hang = found(stands(0), stands(1), late)
+    assert (hang.kind, hang.culprits, hang.may_come) == ("slow", (2,), True)
+    assert "rank 2 is at train.py:7 in evaluate, and still imports the task's module" in hang.why
+    assert found(stands(0), stands(1), replace(late, threads=())).may_come, "it does not answer"
 
 
 def test_where_all_stand_in_such_a_call_it_is_the_network() -> None:
@@ -347,13 +396,30 @@ SAVES = {"steps": Steps((4, 0), 4, is_saving=True), "step": None}
         ([in_step(0, 4, 90, threads=BARRIER_OF_FS)], "symmetric", (), "all ranks wait, rank 0 in barrier"),
         ([in_step(0, 4, 90), in_step(1, 4, **SAVES)], "slow", (1,), "saves or restores"),
         ([in_step(0, -1, 90), in_step(1, -1, 80)], "missing", (0, 1), "no step has ended for 90 s"),
+        ([in_step(0, 4, 90), in_step(1, 4, 90, cpu=1.0)], "slow", (0, 1), "rank 1 is at train.py:7 in evaluate, and"),
     ],
-    ids=["alone", "behind", "all", "computes", "others wait", "silent", "all wait", "saves", "no count"],
+    ids=["alone", "behind", "all", "computes", "others wait", "silent", "all wait", "saves", "no count", "one works"],
 )
 def test_who_is_in_a_step_for_too_long(snapshots: list[Snapshot], kind: str, culprits: tuple[int, ...], says: str):
     hang = found(*snapshots)
     assert (hang.kind, hang.culprits, hang.what, hang.is_endless) == (kind, culprits, "a step", True)
     assert says in hang.why
+
+
+def test_who_tells_no_steps_and_computes_may_be_whom_a_rank_in_its_step_waits_for() -> None:
+    """By a file, say, which nobody sees."""
+    hang = found(in_step(0, 4, 90), elsewhere(1, cpu=1.0))
+    assert (hang.kind, hang.culprits, hang.may_come) == ("missing", (0,), True)
+    assert not found(in_step(0, 4, 90), elsewhere(1)).may_come
+
+
+def test_who_has_done_its_steps_says_nothing_of_those_of_others() -> None:
+    done = in_step(1, 4, steps=Steps((4, 0), 4, is_over=True), step=None)
+    hang = found(in_step(0, 4, 90), done)
+    assert (hang.kind, hang.culprits) == ("missing", (0,))
+    assert hang.why.endswith("step 4 has not ended for 90 s")
+    hang = found(in_step(0, 4, 90, threads=BARRIER_OF_FS), replace(done, cpu=1.0))
+    assert (hang.kind, hang.culprits) == ("slow", (1,)), "whom the other waits for"
 
 
 def test_where_a_library_says_who_waits_it_is_believed_and_the_step_is_named() -> None:
