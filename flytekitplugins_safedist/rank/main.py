@@ -289,6 +289,7 @@ def _work(
         with context.IN_ANY_CASE:
             with users_code.without_children():
                 returned = task.task_of(entity).task_function(**inputs)
+            context.page().come_back()
             flytekit_inside.no_warning_is_an_error()
             _note_others()
             # A save in flight must be committed before the job counts as done: Flyte takes the pod away then.

@@ -53,7 +53,7 @@ _NO_STEP = _STEP_MASK
 _PREEMPTED, _CALL, _ANSWER, _STAYS = 0, 1, 2, 3
 _FLOOR, _ASKED, _LISTENS, _FINISHED, _LEFT, _DEBUGS, _BEGUN, _ENDED = 8, 9, 10, 11, 12, 13, 14, 15
 _WAITS, _WAITED, _STEPS, _STEP, _SAVES, _WRITES, _OF, _FRESH, _FETCHED_FOR = 16, 17, 18, 19, 20, 21, 22, 23, 24
-_SCRIPT = 25
+_SCRIPT, _BACK = 25, 26
 """Words of the agent, and of the rank, on cache lines of their own."""
 
 _AWAITED_AT, _AWAITED_BYTES = 256, 128
@@ -214,13 +214,14 @@ class AgentPage:
     def steps(self) -> Steps:
         """How far the rank is, by the steps that it tells or saves by."""
         words = self._words
-        told = int(words[_STEPS]), int(words[_FLOOR])
+        told, under_way = (int(words[_STEPS]), int(words[_FLOOR])), _under_way(words)
         return Steps(
             told,
-            _under_way(words),
+            under_way,
             is_saving=bool(words[_SAVES]),
             is_writing=bool(words[_WRITES]),
             is_fetched_for=bool(words[_FETCHED_FOR]),
+            is_over=bool(words[_BACK]) or 0 < words[_OF] <= under_way,
         )
 
     @property
@@ -359,6 +360,10 @@ class RankPage:
     def begin(self) -> None:
         """The rank has come to the task's function."""
         self._words[_BEGUN] = 1
+
+    def come_back(self) -> None:
+        """The rank has come back from the task's function: it is in no step any more."""
+        self._words[_BACK] = 1
 
     def end(self, record: str) -> None:
         """How the rank ended; of several the last. At most :data:`RECORD_BYTES` in UTF-8."""

@@ -117,6 +117,21 @@ def test_a_ranks_agent_sees_how_far_it_is_by_what_it_tells_and_by_what_it_saves(
     assert agent.steps.told != told, "a job that saves by steps need not tell them"
 
 
+def test_a_rank_is_in_no_step_after_the_last_one_that_is_to_be_nor_after_the_function(tmp_path: Path) -> None:
+    """It may hand on its model for hours, or wait there for somebody else."""
+    agent = shared_page.make(tmp_path / "page")
+    page = shared_page.open_page(tmp_path / "page")
+    context.enter(RANK, page)
+    current_rank().progress(3, of=5)
+    assert agent.steps.wait(0) is not None
+    current_rank().progress(4, of=5)
+    assert (agent.steps.wait(0), agent.steps.step) == (None, 5)
+    current_rank().progress(0, of=5)
+    assert agent.steps.wait(0) is not None, "it counts from the beginning in each epoch"
+    page.come_back()
+    assert agent.steps.wait(0) is None
+
+
 @pytest.mark.parametrize("steps", [(3, 2), (-1,), (1 << 60,)], ids=["they fall", "below 0", "no page holds it"])
 def test_steps_that_are_no_count_are_movement_and_no_place(tmp_path: Path, steps: tuple[int, ...]) -> None:
     agent = shared_page.make(tmp_path / "page")
