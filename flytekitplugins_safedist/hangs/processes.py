@@ -154,6 +154,12 @@ def listens(pid: int, number: int) -> bool:
     return found is not None and found[1] not in "TtZ" and bool(int(found[2], 16) >> (number - 1) & 1)
 
 
+def woken(pid: int) -> int:
+    """How often the main thread of a process has waited, and been woken; 0 where nobody knows."""
+    found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", _text(_PROC / str(pid) / "status"), re.MULTILINE)
+    return int(found[1]) if found is not None else 0
+
+
 def wakes(pid: int, number: int) -> int:
     """How often the thread of a process that takes a signal has been woken; the least, where there are several."""
     counts = []

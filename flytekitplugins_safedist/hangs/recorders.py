@@ -58,6 +58,7 @@ class RankRecord:
         timeout: the shortest one of those that are remembered, in seconds.
         is_whole: a group that is not in *begun* was never used.
         unwatched: backends of which this torch records nothing; or why nothing at all is watched.
+        backends: of its groups.
     """
 
     waits: tuple[Wait, ...] = ()
@@ -67,6 +68,7 @@ class RankRecord:
     timeout: float = math.inf
     is_whole: bool = False
     unwatched: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
 
 
 def read(sockets: Mapping[int, Path], names: dict[int, Names]) -> dict[int, RankRecord]:
@@ -137,6 +139,7 @@ def merge(rank: int, noted: Mapping[str, Any], dumps: Mapping[str, Any], names: 
         timeout=reading.timeout,
         is_whole=reading.is_whole and bool(dumps),
         unwatched=tuple(problem or unwatched),
+        backends=tuple(noted.get("recorders", ())),
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from ..config.options import Hangs
-from . import recorders, snapshot, stacks
+from . import processes, recorders, snapshot, stacks
 from .evidence import text_of
 from .recorders import Names, RankRecord
 from .snapshot import Snapshot
@@ -28,6 +28,9 @@ _STILL_SECONDS = 5.0
 
 _MUTE_SECONDS = 300.0
 """For which a rank whose interpreter is held is not asked for its stack, but at a suspicion."""
+
+_MESSAGES = ("send", "recv", "send_object_list", "recv_object_list", "monitored_barrier")
+"""Calls that gloo makes of messages."""
 
 _FRAMES, _FRAMES_BESIDE = 40, 12
 """Of a rank's main thread, and of each other one, for who judges all of the job."""
@@ -201,7 +204,10 @@ class Watch:
         if not operation or record is None or record.waits or record.unwatched:
             self._calls.pop(one.rank, None)
             return None
-        marks = (stack, self._quiet[one.rank])
+        # Messages of gloo's are in no record: whoever takes one after the other has been woken for each. What waits for
+        # a communicator of NCCL's wakes by itself.
+        is_woken = operation in _MESSAGES and "gloo" in record.backends
+        marks = (stack, self._quiet[one.rank], processes.woken(one.pid) if is_woken else 0)
         if one.rank not in self._calls or self._calls[one.rank][0] != marks:
             call = Wait(one.rank, "", text_of(range(one.world_size)), operation, 0, time.time(), CALL)
             self._calls[one.rank] = marks, call

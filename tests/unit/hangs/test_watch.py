@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist import Hangs
-from flytekitplugins_safedist.hangs import recorders
+from flytekitplugins_safedist.hangs import processes, recorders
 from flytekitplugins_safedist.hangs.recorders import RankRecord
 from flytekitplugins_safedist.hangs.stacks import Frame, Stack
 from flytekitplugins_safedist.hangs.waits import Steps, Wait
@@ -33,7 +35,7 @@ class Ranks:
         self.record = RankRecord(is_whole=True)
         self.stack: Stack | None = RECEIVES
         self.questions = 0
-        self.watch = Watch(AT_ONCE)
+        self.watch, self.one = Watch(AT_ONCE), ONE
         monkeypatch.setattr(recorders, "read", lambda sockets, names: {0: self.record})
         monkeypatch.setattr(recorders, "stack", self._stack)
 
@@ -46,7 +48,7 @@ class Ranks:
         wanted, found = self.questions + 2, []
 
         def is_answered() -> bool:
-            found.append(self.watch.look([ONE]))
+            found.append(self.watch.look([self.one]))
             return self.questions > wanted  # then the one before has been taken in
 
         until(is_answered, "it is asked")
@@ -64,6 +66,42 @@ def test_a_call_that_nothing_records_lasts_as_long_as_nothing_of_the_rank_change
     ranks.late()
     [later] = ranks.late()
     assert later.since > wait.since
+
+
+TAKES = "import sys\nfor line in sys.stdin: print(flush=True)"
+
+
+@pytest.mark.processes
+def test_a_call_of_gloos_is_another_where_its_thread_has_been_woken_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message after the other, in the same line of a loop: nothing records them."""
+    ranks = Ranks(monkeypatch)
+    ranks.record = RankRecord(is_whole=True, backends=("gloo",))
+    command = [sys.executable, "-c", TAKES]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+
+        def is_woken() -> None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            until(lambda: "pipe" in processes.look([process.pid])[process.pid].wchan, "it waits again")
+
+        is_woken()
+        ranks.one = replace(ONE, pid=process.pid)
+        [wait] = ranks.late()
+        assert ranks.late() == (wait,)
+        is_woken()
+        ranks.late()
+        [later] = ranks.late()
+        assert later.since > wait.since
+        ranks.record = replace(ranks.record, backends=("nccl",))  # whose threads wake by themselves
+        ranks.late()
+        [wait] = ranks.late()
+        is_woken()
+        ranks.late()
+        assert ranks.late() == (wait,)
+        process.communicate()
 
 
 @pytest.mark.parametrize("facts", [{"unwatched": ("gloo",)}, {"waits": (BARRIER,)}])
