@@ -6,9 +6,10 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -119,9 +120,9 @@ def process_groups() -> list[tuple[str, list[int], list[str]]]:
     ]
 
 
-def call_at_groups(meet: Callable[[], object]) -> None:
-    """Have something called when this process makes a process group; at once where torch makes them in another way, and
-    nobody can tell. Imports nothing."""
+def call_at_groups(meet: Callable[[str], object]) -> None:
+    """Have something called when this process is about to make a process group, with its name; at once where torch
+    makes them in another way, and nobody can tell. Imports nothing."""
 
     def watch(dist: ModuleType) -> None:
         if not dist.is_available():
@@ -130,17 +131,23 @@ def call_at_groups(meet: Callable[[], object]) -> None:
         try:
             make = lookup(module, "_new_process_group_helper", of="torch")
         except IncompatibleVersionError:
-            meet()
+            meet("")
             return
 
         @functools.wraps(make)
         def makes(*arguments: Any, **more: Any) -> Any:
-            meet()
+            meet(_name_among(inspect.signature(make), arguments, more))
             return make(*arguments, **more)
 
         module._new_process_group_helper = makes  # type: ignore[attr-defined]
 
     at_distributed(watch)
+
+
+def _name_among(signature: inspect.Signature, arguments: Sequence[Any], more: Mapping[str, Any]) -> str:
+    with contextlib.suppress(TypeError):  # what is called with them says so
+        return str(signature.bind(*arguments, **more).arguments.get("group_name", ""))
+    return ""
 
 
 def at_distributed(call: Callable[[ModuleType], object]) -> None:

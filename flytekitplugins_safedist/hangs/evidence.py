@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -60,6 +60,8 @@ class Evidence:
         self._socket: Path | None = None
         self._meet: Callable[[], object] = bool
         self._served = False
+        self._made: set[str] = set()
+        self._again: dict[str, int] = {}
         self._thread = threading.Thread(target=self._run, name="safedist-evidence", daemon=True)
         self._thread.start()
 
@@ -71,6 +73,13 @@ class Evidence:
         self._socket = socket
         if self._thread.ident is not None:
             signal.pthread_kill(self._thread.ident, ASK)  # from now on it looks at groups
+
+    def note_group(self, name: str) -> None:
+        """A group of this name is about to be made. If there was one before it, all that torch has recorded until now
+        is of that one: it counts from 1 again."""
+        if name in self._made:
+            self._again[name] = time.time_ns()
+        self._made.add(name)
 
     def _run(self) -> None:
         # No signal of the user's: a thread that comes back from waiting for signals takes one that the main thread was
@@ -96,7 +105,7 @@ class Evidence:
     def _note_groups(self, socket: Path, before: str) -> str:
         if not self._served and torch_inside.has_worker_server():
             self._served = _serve(socket)
-        text = _groups()
+        text = _groups(dict(self._again))
         if text:
             self._meet()
         return text if text != before and _written(groups_file(socket), text) else before
@@ -118,7 +127,8 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 def groups_file(socket: Path) -> Path:
     """Where a rank notes its groups: JSON, with ``groups`` (members by name, as :func:`text_of`), ``recorders`` (by
     backend the question that torch answers with what it does; "" where it records nothing of it), ``endless`` (backends
-    that give up nothing) and ``problem``."""
+    that give up nothing), ``again`` (of names that other groups had before: nanoseconds since the epoch, when the group
+    was made) and ``problem``."""
     return socket.with_suffix(".groups")
 
 
@@ -141,7 +151,7 @@ def ranks_of(text: str) -> list[int]:
     return list(range(int(first), int(last) + 1, int(step or 1)))
 
 
-def _groups() -> str:
+def _groups(again: Mapping[str, int]) -> str:
     try:
         groups = torch_inside.process_groups()
         if not groups:
@@ -150,7 +160,8 @@ def _groups() -> str:
         recorders = {backend: torch_inside.recorder(backend) for backend in sorted(backends)}
         members = {name: text_of(ranks) for name, ranks, _ in groups}
         endless = [backend for backend in recorders if not torch_inside.gives_up(backend)]
-        return json.dumps({"groups": members, "recorders": recorders, "endless": endless, "problem": ""})
+        facts = {"groups": members, "recorders": recorders, "endless": endless, "again": again, "problem": ""}
+        return json.dumps(facts)
     except IncompatibleVersionError as error:
         return json.dumps({"groups": {}, "recorders": {}, "problem": str(error)})
 

@@ -45,6 +45,9 @@ _MOST_AT_ONCE = 16
 Names = dict[tuple[str, str], str]
 """Of groups, by backend and id: entries that have left a recorder named them."""
 
+_GONE = "\0"
+"""The name of one whose name another has by now."""
+
 
 @dataclass(frozen=True)
 class RankRecord:
@@ -126,7 +129,7 @@ def merge(rank: int, noted: Mapping[str, Any], dumps: Mapping[str, Any], names: 
         dumps: what recorders have said (torch's JSON); {} of one that has not answered.
         names: of its groups, as far as they are known; added to.
     """
-    reading = _Reading(rank, dict(noted.get("groups", {})), names, noted.get("endless", ()))
+    reading = _Reading(rank, noted, names)
     for backend, dump in dumps.items():
         reading.take(backend, dump)
     problem = [noted["problem"]] if noted.get("problem") else []
@@ -146,8 +149,9 @@ def merge(rank: int, noted: Mapping[str, Any], dumps: Mapping[str, Any], names: 
 class _Reading:
     """Of one rank's recorders."""
 
-    def __init__(self, rank: int, members: dict[str, str], names: Names, endless: Collection[str]) -> None:
-        self._rank, self._members, self._names, self._endless = rank, members, names, endless
+    def __init__(self, rank: int, noted: Mapping[str, Any], names: Names) -> None:
+        self._rank, self._members, self._names = rank, dict(noted.get("groups", {})), names
+        self._endless, self._again = noted.get("endless", ()), noted.get("again", {})
         self.waits: dict[str, Wait] = {}
         self.begun: dict[str, int] = {}
         self.latest: list[tuple[str, int, str]] = []
@@ -167,8 +171,12 @@ class _Reading:
         self.count += sum(status.values()) + (entries[-1]["record_id"] + 1 if entries else 0)
         for some in _batches(entries):
             entry = some[-1]
+            name, id_ = str(entry["process_group"][0]), (backend, str(entry["pg_id"]))
+            if int(entry["time_created_ns"]) < self._again.get(name, 0):
+                self._names[id_] = _GONE
+                continue
             wait = self._wait(backend, entry, some)
-            self._names[backend, str(entry["pg_id"])] = str(entry["process_group"][0])
+            self._names[id_] = name
             self.begun[wait.key] = max(self.begun.get(wait.key, 0), wait.number)
             self.timeout = min(self.timeout, wait.timeout)
             self.latest += [(wait.key, wait.number, wait.operation)] if wait.number else []
@@ -182,7 +190,7 @@ class _Reading:
         for id_, count in status.items():
             name = self._names.get((backend, id_))
             self.is_whole = self.is_whole and name is not None
-            if name is not None:
+            if name not in (None, _GONE):
                 key = Wait(self._rank, name, self._members.get(name, ""), "", 0, 0.0, backend).key
                 self.begun.setdefault(key, max(0, count))
 

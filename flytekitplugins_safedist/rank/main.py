@@ -306,14 +306,19 @@ def _work(
 def _have_collectives_seen(order: RankOrder, shared: RankPage, evidence: Evidence) -> None:
     """From here on the agent sees from outside which collectives this rank is in, and the others find its store."""
     prepare_store(order.environment)
-    if RECORDER.value is not None:
-        torch_inside.call_at_groups(RECORDER.value.meet)
+    torch_inside.call_at_groups(partial(_makes_group, evidence))
     if order.context.world_size > 1:
         evidence.follow(order.files.records, RECORDER.value.meet if RECORDER.value is not None else bool)
     if envvars.HOROVOD_CONTROLLER in order.environment:
         with contextlib.suppress(ImportError):  # it is not needed where a rank does without it
             horovod_inside.around_waits(partial(_waits_with_others, shared), shared.wait_ends)
             horovod_inside.before_init(refuse_unknown_host)
+
+
+def _makes_group(evidence: Evidence, name: str) -> None:
+    evidence.note_group(name)
+    if RECORDER.value is not None:
+        RECORDER.value.meet()
 
 
 def _waits_with_others(shared: RankPage, about: str) -> None:

@@ -36,6 +36,7 @@ def test_the_culprit_is_whom_the_others_wait_for(warm, tmp_path: Path, how: str,
         ("job_waits:remembers_much", {"TORCH_FR_BUFFER_SIZE": "6000"}, r"rank 0 waits in all_reduce of Float\[3\] \(#"),
         ("job_waits:has_a_short_timeout", {}, r"rank 0 waits in all_reduce of Float\[3\] \(#2 of group 0\)"),
         ("job_waits:never_comes_to_a_group", {}, r"rank 0 waits in new_group "),
+        ("job_waits:makes_its_group_again", {}, r"rank 0 waits in all_reduce of Float\[3\] \(#2 of group 0\)"),
         ("job_waits_late:imports_torch_itself", {}, r"rank 0 waits in all_reduce of Float\[3\] \(#2 of group 0\)"),
     ],
 )

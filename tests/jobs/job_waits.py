@@ -110,6 +110,20 @@ def never_comes_to_a_group() -> None:
     dist.new_group([0, 1])
 
 
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=LONG)))
+def makes_its_group_again() -> None:
+    """Rank 1 has come to more operations than rank 0 now waits in, in a group of the same name."""
+    dist.init_process_group("gloo")
+    for _ in range(5):
+        meet()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    meet()
+    if current_rank().rank == 1:
+        sleeps()
+    meet()
+
+
 # --- nobody hangs ---------------------------------------------------------------------------------------------------
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(ceiling=2)))
 def has_long_steps() -> str:

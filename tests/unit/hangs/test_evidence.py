@@ -69,7 +69,8 @@ def test_a_rank_notes_its_groups_and_who_records_them_and_torch_answers(short_di
     try:
         until(lambda: len(noted()["groups"]) == 2, "both groups are noted")
         recorders_ = {"gloo": "fr_trace_json"}
-        assert noted() == {"groups": {"0": "0", "1": "0"}, "recorders": recorders_, "endless": [], "problem": ""}
+        facts = {"recorders": recorders_, "endless": [], "again": {}, "problem": ""}
+        assert noted() == {"groups": {"0": "0", "1": "0"}, **facts}
         until(lambda: recorders.ask(socket, "ping", 1.0) is not None, "torch answers")
         found = recorders.read({0: socket}, {})
         assert found[0].begun == {"gloo 0 0": 1}

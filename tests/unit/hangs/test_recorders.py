@@ -76,6 +76,22 @@ def test_a_record_says_what_a_rank_has_begun_and_what_has_not_ended() -> None:
     assert found.is_whole
 
 
+def test_of_a_group_whose_name_another_had_what_that_one_did_is_no_matter() -> None:
+    """It counts from 1 again; and what the other had not ended is never noted as ended."""
+    facts = {"groups": {"0": "0-2"}, "recorders": {"gloo": "fr_trace_json"}, "again": {"0": 5 * 10**9}}
+    earlier = [entry(1, "broadcast"), entry(2, "all_reduce", retired=False), entry(3, "barrier")]
+    assert merge(1, facts, {"gloo": dump(*earlier)}, {}) == RankRecord(
+        begun={}, count=6, is_whole=True, backends=("gloo",)
+    )
+    later = entry(1, "all_reduce", pg_id=2, record_id=3, time_created_ns=9 * 10**9, retired=False)
+    names: Names = {}
+    found = merge(1, facts, {"gloo": dump(*earlier, later, _0=3, _2=1)}, names)
+    [wait] = found.waits
+    assert (wait.number, wait.since, found.begun) == (1, 9.0, {wait.key: 1})
+    left = dump(entry(7, "all_reduce", pg_id=3, process_group=["9", ""], record_id=4000), _0=3, _2=4, _3=7)
+    assert merge(1, facts, {"gloo": left}, names).begun == {"gloo 9 ": 7, "gloo 0 0-2": 4}
+
+
 def test_messages_between_two_ranks_do_not_hide_a_collective_that_has_not_ended() -> None:
     """Gloo counts them as operations of the group that have ended; its collectives it numbers without them."""
     found = gloo(dump(entry(5, "barrier"), entry(6, "all_reduce", retired=False), _0=7))

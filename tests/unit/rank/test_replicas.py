@@ -61,7 +61,7 @@ def test_torch_looks_as_it_would_without_and_groups_are_noticed_however_short_th
         "finders = list(sys.meta_path)\n"
         "replicas.install()\n"
         "met = []\n"
-        "torch_inside.call_at_groups(lambda: met.append(True))\n"
+        "torch_inside.call_at_groups(met.append)\n"
         "import torch.distributed as dist\n"
         "assert sys.meta_path[-len(finders):] == finders\n"
         "assert not any('compat.torch' in repr(finder) for finder in sys.meta_path)\n"
@@ -71,7 +71,7 @@ def test_torch_looks_as_it_would_without_and_groups_are_noticed_however_short_th
         "assert met == []\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
         "dist.destroy_process_group()\n"
-        "assert met, 'whoever looks at the end finds none'\n"
+        "assert met == ['0'], 'whoever looks at the end finds none'\n"
         "print('as ever')\n"
     )
     assert done.stdout == "as ever\n", done.stderr
