@@ -184,11 +184,12 @@ class _Job:
             for wait in (*each.record.waits, *([each.call] if each.call is not None else [])):
                 self.waits.setdefault(wait.key, {})[each.rank] = wait
         late = [wait for some in self.waits.values() for wait in some.values() if self.ranks[wait.rank].late(wait)]
-        recorded = [wait for wait in late if wait.source != CALL]
+        recorded = [wait for wait in late if wait.source != CALL and not _has_joined(wait)]
         self.late = recorded or [wait for wait in late if self._is_quiet(wait.limit / 2)]
 
     def _is_quiet(self, seconds: float) -> bool:
-        """Whether nothing has gone on for so long. Who takes part in an unrecorded call nobody knows: all may."""
+        """Whether nothing has gone on for so long. Who takes part in an unrecorded call nobody knows: all may; and who
+        has joined waits for all to end."""
         return all(each.returned or each.quiet >= seconds for each in self.ranks.values())
 
     # --- who is missing ----------------------------------------------------------------------------------------------
@@ -255,12 +256,13 @@ class _Job:
         for key in dict.fromkeys(wait.key for wait in self.late):
             first, own = self.first(key), self.waits[key]
             called = dict(own) if first.source == HOROVOD or not first.number else self.called(first)
+            called = {rank: wait for rank, wait in called.items() if not _has_joined(wait)}
             parts: dict[str, dict[int, Wait]] = {}
             for rank, wait in called.items():
                 parts.setdefault(_matched(wait.operation), {})[rank] = wait
             if len(parts) > 1:
                 return self.differing(list(parts.values()), "has called", "have called", "where", now=own)
-            counts = {wait.number for wait in own.values()}
+            counts = {wait.number for wait in called.values()}
             if first.source == HOROVOD and " of " not in first.operation and len(counts) > 1:
                 return self.hang("unnamed", (), f"{_who(own.values())}: tensors without a name, which each rank counts")
         silent = self.silent()
@@ -286,8 +288,11 @@ class _Job:
         many = max((some for some in parts if some is not few), key=lambda some: (len(some), -min(some)))
         said = [f"{_ranks(some, *words[:2])} {some[min(some)]}" for some in (few, many)]
         waits = [now[rank] for rank in few if rank in now] if now is not None else []
+        all_waits = [wait for some in (parts if now is None else [now]) for wait in some.values()]
         why = f", {words[2]} ".join(said) + (f"; now {_who(waits)}" if waits else "")
-        return self.hang("mismatch", few, why)
+        hang = self.hang("mismatch", few, why)
+        # Where others than those who wait for too long go on, it is another one at the next look.
+        return replace(hang, key=_digest(hang.key, sorted((wait.rank, wait.key, wait.number) for wait in all_waits)))
 
     # --- by steps, and GPUs ------------------------------------------------------------------------------------------
     def by_steps(self) -> Hang | None:
@@ -351,6 +356,11 @@ class _Job:
             may_come=KINDS[kind].may_come or (kind in _UNSURE and bool(self.silent())),
             step=min(steps, default=-1) if step is None else step,
         )
+
+
+def _has_joined(wait: Wait) -> bool:
+    """Whether it is for the others to come to their end, by Horovod: their collectives go on without that rank."""
+    return wait.source == HOROVOD and wait.operation == "join"
 
 
 def _stands(one: Snapshot) -> bool:

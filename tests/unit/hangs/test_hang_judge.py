@@ -482,11 +482,33 @@ def test_how_busy_the_gpu_is_is_told(busy: int | None, says: str) -> None:
 
 
 # --- Horovod --------------------------------------------------------------------------------------------------------
-def for_horovod(rank: int, number: int, about: str = "", operation: str = "allreduce") -> Snapshot:
+def for_horovod(
+    rank: int, number: int, about: str = "", operation: str = "allreduce", *, age: float = 90, **facts: Any
+) -> Snapshot:
     stack = (Frame("/lib/horovod/torch/mpi_ops.py", 254, operation),)
     record = of_horovod(rank, 3, (number, number - 1, about), stack)
-    record = replace(record, waits=tuple(replace(wait, since=NOW - 90, limit=60.0) for wait in record.waits))
-    return elsewhere(rank, record=record)
+    record = replace(record, waits=tuple(replace(wait, since=NOW - age, limit=60.0) for wait in record.waits))
+    return elsewhere(rank, record=record, threads=(stack,), **facts)
+
+
+def test_who_has_joined_waits_for_ranks_that_go_on_with_good_reason() -> None:
+    """They have more data; each of their waits is short."""
+    joined = for_horovod(1, 4, operation="join", quiet=90.0)
+    assert judge([for_horovod(0, 900, "w", age=0.1), joined, for_horovod(2, 900, "w", age=0.1)]) is None
+    assert judge([elsewhere(0, record=of_horovod(0, 3, (9, 9, ""))), joined]) is None, "it computes for a moment"
+    idle = elsewhere(0, record=of_horovod(0, 3, (9, 9, "")), quiet=90.0)
+    assert found(idle, joined).culprits == (0,)
+    hang = found(for_horovod(0, 900, "w"), joined, for_horovod(2, 900, "w"))
+    assert (hang.kind, hang.culprits) == ("symmetric", ()), "what the others call goes without it"
+
+
+def test_ranks_of_which_some_go_on_with_other_operations_are_no_hang_that_is_seen_twice() -> None:
+    first, later = (
+        found(for_horovod(0, number, "w", age=0.1), for_horovod(1, 4, "b"), for_horovod(2, number, "w", age=0.1))
+        for number in (900, 901)
+    )
+    assert first.kind == later.kind == "mismatch"
+    assert first.key != later.key
 
 
 def test_of_horovods_ranks_that_wait_for_different_tensors_the_odd_one_is_the_culprit() -> None:
