@@ -111,7 +111,7 @@ each millisecond, may use twice as many: a rank that others wait for is busy wit
 _WAKING = ("/horovod/common/basics.py", "/horovod/torch/mpi_ops.py")
 """Who stands in a call of these waits there, by waking each millisecond, too: what it uses tells nothing."""
 
-_LOADS = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
+_LOADS = ("/torch/utils/data/", "/torchdata/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
 _BETWEEN = re.compile(r"(?:send|recv) (\d+)(->|<-)(\d+)")
 _UNEVEN = re.compile(r"^(all_?to_?all\w*|scatter|\w+_oop) of \w+\[.*")
 """Operations to which each rank may bring another amount."""

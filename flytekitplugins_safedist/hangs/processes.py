@@ -20,6 +20,8 @@ _CONNECTED = 1 << 1 | 1 << 2
 """Of states, a bit each: ESTABLISHED, SYN_SENT."""
 _COUNT = re.compile(r"^(\w+): (\d+)$", re.MULTILINE)
 _CHARS, _BYTES = ("rchar", "wchar"), ("read_bytes", "write_bytes")
+_PAGE_BYTES = 1 << 15
+"""That are read at least, with those beside it, where a page of a file that is mapped is waited for."""
 PEERS = 32
 _STATES = {
     "R": "running",
@@ -102,6 +104,7 @@ def _look(pid: int, stats: _Stats, started: Collection[int], born: Collection[in
     wchan = _text(_PROC / str(pid) / "wchan")
     counts = [dict(_COUNT.findall(_text(_PROC / str(each) / "io"))) for each in started]
     data, stored = (sum(int(each.get(name, 0)) for each in counts for name in names) for names in (_CHARS, _BYTES))
+    stored += _PAGE_BYTES * sum(int(faults) for each in started for faults in stats[each][9:11])
     return Process(pid, stats[pid][0], "" if wchan == "0" else wchan, cpu, ended, data, stored)
 
 

@@ -80,6 +80,11 @@ def found(*snapshots: Snapshot) -> Hang:
         ),
         ({"process": Process(1, "S", "anon_pipe_read")}, "input", "rank 1 waits for input at train.py:7"),
         ({"threads": ((Frame("/lib/multiprocessing/connection.py", 395, "_recv"),),)}, "input", "in _recv (sleeping)"),
+        (
+            {"threads": ((Frame("/lib/torchdata/stateful_dataloader/x.py", 9, "_get_data"),),)},
+            "input",
+            "in _get_data (",
+        ),
         ({"process": Process(1, "S", children=(7, 8))}, "missing", "; its child process 7 has ended or is stopped;"),
         ({"returned": True, "record": RankRecord()}, "returned", "rank 1 has returned from the task's function"),
         ({"cpu": 1.0, "holds_gil": True}, "slow", "computes (1.0 core(s) in use)"),

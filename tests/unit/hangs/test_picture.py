@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -179,6 +181,26 @@ def test_what_comes_and_goes_over_a_connection_is_counted() -> None:
             other.recv(100_000, socket.MSG_WAITALL)
             grown = [count - before.get(each, 0) for each, count in here().received.items()]
     assert sum(count >= 100_000 for count in grown) == 2, "at both ends"
+
+
+def read_from_disks() -> tuple[int, int]:
+    """By this process, in bytes, as the kernel has it; and how often it has waited for a page."""
+    [read] = re.findall(r"^read_bytes: (\d+)$", Path("/proc/self/io").read_text(), re.MULTILINE)
+    return int(read), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def test_a_page_that_is_waited_for_is_read_also_from_what_is_no_disk(tmp_path: Path) -> None:
+    """Of a file system in user space (a store that is mounted, say) the kernel counts nothing but this."""
+    file = tmp_path / "mapped"
+    file.write_bytes(os.urandom(1 << 22))
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before, (read, waited) = here().stored, read_from_disks()
+        with mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            assert sum(mapped[at] for at in range(0, len(mapped), mmap.PAGESIZE)) > 0
+        now_read, now_waited = read_from_disks()
+        assert here().stored - before >= now_read - read + (now_waited - waited) * (1 << 15)
 
 
 RECEIVES = """
