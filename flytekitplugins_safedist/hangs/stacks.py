@@ -12,7 +12,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from . import processes
@@ -65,10 +65,17 @@ WAITING_FILES = (
     "/torch/distributed/distributed_c10d.py",
     "/torch/distributed/rendezvous.py",
     "/torch/distributed/c10d_logger.py",
+    "/torch/distributed/_functional_collectives.py",
     *HOROVOD_FILES,
     "/flytekitplugins_safedist/fs/",
 )
 """Whose functions wait for other ranks."""
+
+_WITH_OTHERS = {"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"}
+"""Functions of torch/distributed/utils.py that do: DistributedDataParallel and FSDP begin with them."""
+
+_DOOR = "/torch/_ops.py"
+"""The file through which Python calls what is registered with torch."""
 
 _DEBUGGERS = {"interaction": "/pdb.py", "do_wait_suspend": "/pydevd.py"}
 """Functions that ask a person, and whose they are."""
@@ -79,14 +86,19 @@ _WRAPPERS = ("wrapper", "inner", "_call_impl", "<lambda>")
 
 def collective(stack: Stack) -> str:
     """The operation with other ranks that a thread is in; "" where it is in none."""
-    called = [frame for frame in takewhile(is_librarys, stack) if _waits(frame)]
+    called = [frame for frame in takewhile(is_librarys, _before_the_door(stack)) if _waits(frame)]
     names = [frame.function for frame in called if frame.function not in _WRAPPERS]
     return names[-1] if names else ""  # what the user has called says most
 
 
 def torchs(stack: Stack) -> str:
     """The same of torch.distributed's own code alone."""
-    return collective(stack) if stack and "/torch/distributed/" in stack[0].file else ""
+    inner = _before_the_door(stack)
+    return collective(stack) if inner and "/torch/distributed/" in inner[0].file else ""
+
+
+def _before_the_door(stack: Stack) -> Stack:
+    return tuple(dropwhile(lambda frame: frame.file.endswith(_DOOR), stack))
 
 
 def asks_a_person(threads: Iterable[Stack]) -> bool:
@@ -102,7 +114,8 @@ def is_librarys(frame: Frame) -> bool:
 
 
 def _waits(frame: Frame) -> bool:
-    return any(part in frame.file for part in WAITING_FILES)
+    is_with_others = frame.function in _WITH_OTHERS and frame.file.endswith("/torch/distributed/utils.py")
+    return is_with_others or any(part in frame.file for part in WAITING_FILES)
 
 
 def ask(

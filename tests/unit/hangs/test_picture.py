@@ -111,6 +111,26 @@ def test_a_collective_is_the_innermost_call_of_a_library_that_has_them() -> None
     assert stacks.collective((user, *barrier)) == "", "a function of the user's that barrier calls"
 
 
+def test_what_torch_does_with_others_by_itself_is_a_call_of_its_own_too() -> None:
+    """Where the communicator is made in it, nothing else says that the rank waits; and a tensor that is spread out
+    goes through torch.ops."""
+    lib, user = "/lib/site-packages/torch/", Frame("/app/train.py", 7, "main")
+    verifies = Frame(f"{lib}distributed/utils.py", 299, "_verify_param_shape_across_processes")
+    builds = (verifies, Frame(f"{lib}nn/parallel/distributed.py", 1076, "__init__"), user)
+    assert stacks.torchs(builds) == verifies.function
+    assert Snapshot(0, Process(7, "S"), (builds,)).where == f"in {verifies.function}, called at train.py:7 in main"
+    syncs = [
+        Frame(f"{lib}distributed/utils.py", 1, f"_sync_{name}") for name in ("params_and_buffers", "module_states")
+    ]
+    assert stacks.torchs((*syncs, user)) == "_sync_module_states"
+    door = Frame(f"{lib}_ops.py", 1158, "__call__")
+    gathers = Frame(f"{lib}distributed/_functional_collectives.py", 210, "all_gather_tensor")
+    assert stacks.torchs((door, gathers, user)) == "all_gather_tensor"
+    assert stacks.torchs((door, user)) == stacks.torchs((door,)) == ""
+    copies = Frame(f"{lib}distributed/utils.py", 150, "_recursive_to")
+    assert stacks.torchs((copies, *builds[1:])) == "", "it computes"
+
+
 def test_the_line_that_is_named_is_the_users_and_not_of_what_calls_the_collective_for_them() -> None:
     lib = "/lib/site-packages/"
     inner = [
