@@ -214,7 +214,8 @@ class NodeAgent(Loop):
         return found
 
     def _found(self, ranks: Ranks) -> RankOutcome | None:
-        return self._blamed or root_cause(ranks.outcomes())
+        blamed = () if self._blamed is None else (self._blamed,)
+        return root_cause((*blamed, *ranks.outcomes()))
 
     def _held(self, ranks: Ranks) -> str:
         """What scratch holds, where a rank has found its disk full. With millions of files that takes long to see, and
@@ -227,8 +228,10 @@ class NodeAgent(Loop):
         return f"so many files that it takes more than {_MEASURE_SECONDS:g} s to see how large they are"
 
     def _fail(self, ranks: Ranks, found: RankOutcome) -> None:
-        """A rank fails for what this agent has found."""
+        """A rank fails for what this agent has found, unless one has failed by itself until then: evidence of a hang is
+        left in a store first."""
         self._blamed = found
+        ranks.poll()
         self._tell_failure(ranks)
 
     def _joins_in_vain(self, found: RankOutcome, *, is_in_function: bool) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.job import Job
-from tests.harness.procs import ROOT, TERM, until, uploaded_error
+from tests.harness.procs import ROOT, TERM, gate, until, uploaded_error
 
 
 @dataclass(frozen=True)
@@ -212,6 +212,21 @@ def test_ranks_that_have_returned_hold_up_the_others_also_where_their_node_is_go
     message = uploaded_error(stays.wait()).message
     assert message.startswith("rank 0 (local_rank 0) on node 0")
     assert "the job does not move: rank 1 has returned from the task's function; step 3 has not ended" in message
+
+
+def test_a_rank_that_fails_by_itself_while_its_hang_is_found_out_is_told_with_its_own_error(
+    warm, tmp_path: Path, ranks_gate
+) -> None:
+    with gate(tmp_path / "evidence") as evidence:
+        environment = {**ranks_gate.environment, "TEST_LEAVE_WORD": str(evidence.word)}
+        running = warm.start("job_hangs:fails_as_it_is_found_out", tmp_path / "job", environment=environment)
+        assert ranks_gate.heard(1) == ["leaves"]
+        ranks_gate.let_go(1)
+        until(lambda: "ValueError: the file server" in running.shown, "the rank has failed")
+        evidence.let_go(1)
+        ended = running.wait()
+    assert "rank 1 (local_rank 1) on node 0" in str(ended.error).splitlines()[0]
+    assert "raised ValueError: the file server has answered at last" in str(ended.error).splitlines()[0]
 
 
 def test_a_hang_at_the_same_step_again_is_not_tried_again(warm, tmp_path: Path) -> None:

@@ -318,6 +318,16 @@ def waits_for_a_node_that_has_returned() -> None:
     fs.barrier("everybody")
 
 
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(floor=1, ceiling=2)))
+def fails_as_it_is_found_out() -> None:
+    dist.init_process_group("gloo")
+    meet()
+    if current_rank().rank == 1:
+        wait_for_word()
+        raise ValueError("the file server has answered at last: no such file")
+    meet()
+
+
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=5, timeouts=QUICK, hangs=Hangs(floor=1, ceiling=2)))
 def stands_at_the_same_step_again() -> None:
     dist.init_process_group("gloo")
