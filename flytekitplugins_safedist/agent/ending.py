@@ -35,17 +35,15 @@ if TYPE_CHECKING:
     from ..coordinator import books
     from ..topology import Topology
     from .actions import Exit
-    from .disk import DiskLimit
     from .membership import Membership
 
 
-def verdict_of(end: books.Verdict, job: Membership, limit: DiskLimit | None, known: books.Books) -> Verdict | None:
+def verdict_of(end: books.Verdict, job: Membership, known: books.Books) -> Verdict | None:
     """The verdict to upload; None where the job succeeded.
 
     Args:
         end: how it ended.
         job: this node in it.
-        limit: how much ranks may write, or None.
         known: the books of the job.
     """
     if end.kind == "success":
@@ -56,9 +54,7 @@ def verdict_of(end: books.Verdict, job: Membership, limit: DiskLimit | None, kno
             outcome, disk = told
             nodes = job.rules.max_nodes
             earlier = known.earlier(end.cause.round)
-            return verdict.judge(
-                outcome, end.text, disk=disk, limit=limit, returned=end.returned, nodes=nodes, earlier=earlier
-            )
+            return verdict.judge(outcome, end.text, disk=disk, returned=end.returned, nodes=nodes, earlier=earlier)
     if end.kind == "memory":
         return verdict.of_full_memory(end.text)
     return verdict.of_error(_of_platform(end, job))

@@ -146,7 +146,7 @@ class NodeAgent(Loop):
             raise self._interrupted(self._told_to_stop)
         # A leader that uploads nothing has found what others had uploaded by then.
         end = finish.verdict if isinstance(finish, Upload) else None if self._job.leads else self.policy.end
-        self.report.verdict = None if end is None else verdict_of(end, self._job, self.plan.limit, self.policy.books)
+        self.report.verdict = None if end is None else verdict_of(end, self._job, self.policy.books)
         self.report.has_succeeded = end is not None and end.kind == "success"
         if not self.report.has_succeeded:
             self.report.result = None
@@ -205,7 +205,7 @@ class NodeAgent(Loop):
         if found is None:
             return None
         if self._joins_in_vain(found, is_in_function=ranks.pages[found.rank].begun):
-            raise cannot_do_its_part(judge(found, NOT_STARTED, disk="", limit=None).error, self._job.place)
+            raise cannot_do_its_part(judge(found, NOT_STARTED).error, self._job.place)
         status, limit = self.policy.status, self._job.rules.text_bytes
         if _is_of_full_disk(found) and not held:
             limit //= 2  # of two wordings the longer one stays: that with what scratch holds
@@ -218,14 +218,16 @@ class NodeAgent(Loop):
         return root_cause((*blamed, *ranks.outcomes()))
 
     def _held(self, ranks: Ranks) -> str:
-        """What scratch holds, where a rank has found its disk full. With millions of files that takes long to see, and
-        nobody waits for that."""
+        """What scratch may hold, and does, where a rank has found its disk full. With millions of files that takes long
+        to see, and nobody waits for that."""
         found = self._found(ranks)
         if found is None or not _is_of_full_disk(found):
             return ""
+        limit = self.plan.limit
+        limited = "with no size limit" if limit is None else f"limited to {limit}"
         with suppress(TimeoutError):
-            return str(within(_MEASURE_SECONDS, lambda: ranks.usage(self.plan.scratch)))
-        return f"so many files that it takes more than {_MEASURE_SECONDS:g} s to see how large they are"
+            return f"{limited}: {within(_MEASURE_SECONDS, lambda: ranks.usage(self.plan.scratch))}"
+        return f"{limited}: more files than can be seen in {_MEASURE_SECONDS:g} s"
 
     def _fail(self, ranks: Ranks, found: RankOutcome) -> None:
         """A rank fails for what this agent has found, unless one has failed by itself until then: evidence of a hang is

@@ -23,7 +23,6 @@ from ..failures import ROWS, Failure, Payer, is_full, mistake
 from ..rank.outcome import Raised, RankOutcome
 from ..rank.outcome_text import describe, how
 from ..texts import encodable
-from .disk import DiskLimit
 
 NOT_STARTED = "no rank was started"
 """Why there is no restart after an error that keeps a node from beginning."""
@@ -91,8 +90,7 @@ def judge(
     cause: RankOutcome,
     reason: str,
     *,
-    disk: str,
-    limit: DiskLimit | None,
+    disk: str = "",
     returned: Sequence[int] = (),
     nodes: int = 1,
     earlier: Sequence[str] = (),
@@ -102,8 +100,7 @@ def judge(
     Args:
         cause: the root cause.
         reason: why there is no further restart.
-        disk: what scratch held on the root cause's node, as text.
-        limit: how much ranks may write there, or None.
+        disk: what scratch might hold on the root cause's node, and held, as text.
         returned: ranks that had returned before, where the root cause is only the echo of a lost peer.
         nodes: how many the job has: one has no network between nodes.
         earlier: how the rounds before ended, in one line each.
@@ -113,9 +110,8 @@ def judge(
     failure = Failure.PEER_LOST if end.row.echo and returned else end.failure
     row = ROWS[failure]
     code = row.code or end.label
-    scratch = f"{'with no size limit' if limit is None else f'limited to {limit}'}{disk and f': {disk}'}"
     opening, hint = _opening(cause, failure, returned=returned, nodes=nodes)
-    text = f"{opening.format(rank=cause.rank, scratch=scratch)}{describe(cause)}"
+    text = f"{opening.format(rank=cause.rank, scratch=disk or _NOT_SEEN)}{describe(cause)}"
     text += "".join(f"\n\nBefore that, {line}." for line in earlier)
     text += f"\n\nNot restarted in place: {reason}."
     kind, origin = _BUDGETS[row.payer]
@@ -123,6 +119,8 @@ def judge(
     error.code = code
     return Verdict(kind, origin, code, error, cause.time_ns, raised=cause.raised)
 
+
+_NOT_SEEN = "not measured: its node was lost before"
 
 _BUDGETS = {
     Payer.NOBODY: (Kind.NON_RECOVERABLE, Origin.USER),
@@ -171,7 +169,7 @@ def cause_of(outcome: RankOutcome, round_: Round, at: Status, *, limit: int, dis
         outcome: of the rank.
         round_: in which.
         at: its node.
-        disk: what scratch holds there, where that matters.
+        disk: what scratch may hold there, and does, where that matters.
         limit: bytes of its text.
     """
     return Cause(

@@ -106,7 +106,8 @@ def test_a_long_text_of_node_1_arrives_whole_and_a_recoverable_exception_stays_s
 
 def test_a_full_disk_is_told_before_it_is_seen_what_fills_it(warm, tmp_path, ranks_gate: Gate):
     job = Job(warm, tmp_path, "torch", "full", ranks_gate.environment)
-    pods = job.start(0), job.start(1, {"TEST_MEASURE_WAITS": "1"})
+    other = {"TEST_MEASURE_WAITS": "1", "SAFEDIST_EPHEMERAL_STORAGE": str(2 << 30)}
+    pods = job.start(0), job.start(1, other)
     log = pods[0].files / "err"
     until(lambda: "round 0 is over" in log.read_text(errors="replace"), "node 0 hears of it")
     assert "round 0 is over: rank 3 failed (OSError) on node 1" in log.read_text(errors="replace")
@@ -114,8 +115,8 @@ def test_a_full_disk_is_told_before_it_is_seen_what_fills_it(warm, tmp_path, ran
     ranks_gate.let_go(1)
     first, second = (pod.wait() for pod in pods)
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    said = r"rank 3 ran out of disk space\. Scratch is with no size limit: .* \(rank .*, rank .*\); .* free on"
-    assert re.match(said, uploaded_error(first).message)
+    said = r"rank 3 ran out of disk space\. Scratch is limited to 1\.8 GiB by .*: .* \(rank .*, rank .*\); .* free"
+    assert re.match(said, uploaded_error(first).message), "that of its own pod: node 0's has no limit"
 
 
 @pytest.mark.end("a node is slow to end its ranks, or stands still as one fails")

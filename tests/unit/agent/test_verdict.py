@@ -6,11 +6,9 @@ import errno
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.agent.disk import DiskLimit, Usage
 from flytekitplugins_safedist.agent.verdict import (
     Kind,
     Origin,
@@ -40,12 +38,11 @@ from flytekitplugins_safedist.rank.outcome_text import describe
 from tests.harness.outcomes import failed, outcome, raised
 
 OVER = "max_restarts=0"
-DISK = str(Usage(path=Path("/scratch/job"), by_rank=((0, 1024), (1, 3 * 2**30)), free=0))
+DISK = "limited to 2.0 GiB by Scratch(size_limit=...): 3.0 GiB in /scratch/job (rank 1: 3.0 GiB, rank 0: 1.0 KiB)"
 
 
-def verdict(cause: RankOutcome, limit: int | None = None) -> Verdict:
-    allowed = None if limit is None else DiskLimit(limit, "by Scratch(size_limit=...)")
-    return judge(cause, OVER, disk=DISK, limit=allowed)
+def verdict(cause: RankOutcome) -> Verdict:
+    return judge(cause, OVER, disk=DISK)
 
 
 USERS = (Kind.NON_RECOVERABLE, Origin.USER)
@@ -105,7 +102,7 @@ def test_each_way_to_fail_is_what_the_contract_says(
 
 def test_the_error_tells_the_cause_and_why_there_is_no_restart_and_keeps_its_time() -> None:
     cause = failed(3, 1_700_000_000_000_000_123)
-    judged = judge(cause, "all spent", disk=DISK, limit=None)
+    judged = judge(cause, "all spent", disk=DISK)
     assert str(judged.error) == f"{describe(cause)}\n\nNot restarted in place: all spent."
     assert judged.time_ns == 1_700_000_000_000_000_123
 
@@ -131,7 +128,7 @@ BUS_ERROR = (
     ],
 )
 def test_full_shared_memory_is_named_in_all_of_torchs_words_and_not_called_scratch(of: Raised) -> None:
-    judged = verdict(failed(0, of=of), 2 * 2**30)
+    judged = verdict(failed(0, of=of))
     text = str(judged.error)
     assert text.startswith("rank 0 found the node's shared memory (/dev/shm) full.\n\n")
     assert "@task(shared_memory=...)" in text
@@ -142,11 +139,10 @@ def test_full_shared_memory_is_named_in_all_of_torchs_words_and_not_called_scrat
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_names_directory_limit_and_who_filled_it(number: int) -> None:
     cause = failed(0, of=raised("OSError", os.strerror(number), errnos=(number,)))
-    text = str(verdict(cause, 2 * 2**30).error)
-    assert text.startswith(
-        "rank 0 ran out of disk space. Scratch is limited to 2.0 GiB by Scratch(size_limit=...): "
-        "3.0 GiB in /scratch/job (rank 1: 3.0 GiB, rank 0: 1.0 KiB); 0 B free on its file system\n\n"
-    )
+    text = str(verdict(cause).error)
+    assert text.startswith(f"rank 0 ran out of disk space. Scratch is {DISK}\n\n")
+    lost = str(judge(cause, OVER).error)
+    assert lost.startswith("rank 0 ran out of disk space. Scratch is not measured: its node was lost before\n\n")
     assert describe(cause) in text
     assert text.endswith(
         "Not restarted in place: max_restarts=0. Fix: write less, give the task more ephemeral storage, "
@@ -158,7 +154,7 @@ ECHO = raised("RuntimeError", "Connection closed by peer", failure=Failure.PEER_
 
 
 def test_a_failure_that_only_echoes_ranks_that_returned_is_recoverable_and_names_them():
-    found = judge(failed(0, of=ECHO), OVER, disk=DISK, limit=None, returned=(1, 3))
+    found = judge(failed(0, of=ECHO), OVER, disk=DISK, returned=(1, 3))
     assert (found.kind, found.origin, found.code) == (Kind.RECOVERABLE, Origin.USER, "USER:PeersLost")
     text = str(found.error)
     first = "ranks 1, 3 finished early, and the others then lost the connection to it. The first of them is: rank 0 "
@@ -169,16 +165,16 @@ def test_a_failure_that_only_echoes_ranks_that_returned_is_recoverable_and_names
 
 def test_who_has_waited_in_vain_for_ranks_that_returned_has_lost_no_connection():
     waited = failed(0, of=raised("FsTimeoutError", "ranks did not come", of_another=True))
-    found = judge(waited, OVER, disk=DISK, limit=None, returned=(1,))
+    found = judge(waited, OVER, disk=DISK, returned=(1,))
     assert (found.kind, found.code) == (Kind.NON_RECOVERABLE, "USER:FsTimeoutError")
 
 
 def test_an_echo_of_nobody_is_recoverable_and_points_at_the_network():
-    found = judge(failed(0, of=ECHO), OVER, disk=DISK, limit=None)
+    found = judge(failed(0, of=ECHO), OVER, disk=DISK)
     assert (found.kind, found.code) == (Kind.RECOVERABLE, "USER:PeersLost")
     assert "network" not in str(found.error), "one node has none"
     assert "finished early" not in str(found.error)
-    many = judge(failed(0, of=ECHO), OVER, disk=DISK, limit=None, nodes=2)
+    many = judge(failed(0, of=ECHO), OVER, disk=DISK, nodes=2)
     assert "look at the network between the nodes" in str(many.error)
 
 
@@ -194,7 +190,7 @@ def test_what_a_library_of_collectives_refuses_is_the_ranks_own_and_says_what_to
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_ranks_that_waited_in_vain_hear_of_a_network_only_where_there_is_one(failure, nodes):
     cause = failed(of=raised("DistStoreError", failure=failure))
-    judged = judge(cause, OVER, disk=DISK, limit=None, nodes=nodes)
+    judged = judge(cause, OVER, disk=DISK, nodes=nodes)
     assert (judged.kind, judged.origin) == USERS_RETRIES
     assert ("network" in str(judged.error)) == (nodes > 1)
     assert ("collective" in str(judged.error)) == (failure is Failure.TIMED_OUT)
@@ -203,13 +199,7 @@ def test_ranks_that_waited_in_vain_hear_of_a_network_only_where_there_is_one(fai
 @pytest.mark.parametrize(("returned", "code"), [((), "USER:SIGABRT"), ((1,), "USER:PeersLost")])
 def test_an_abort_is_an_echo_only_where_somebody_was_gone(returned, code):
     aborted = outcome(0, Status.KILLED, exit_code=-6)
-    assert judge(aborted, OVER, disk=DISK, limit=None, returned=returned).code == code
-
-
-def test_a_full_disk_without_a_limit_says_that_there_is_none() -> None:
-    cause = failed(of=raised("OSError", errnos=(errno.ENOSPC,)))
-    assert "Scratch is with no size limit: 3.0 GiB in /scratch/job (" in str(verdict(cause).error)
-    assert verdict(cause).kind is Kind.NON_RECOVERABLE
+    assert judge(aborted, OVER, disk=DISK, returned=returned).code == code
 
 
 def test_an_error_that_the_user_calls_recoverable_stays_so_when_the_disk_was_full() -> None:
@@ -237,7 +227,7 @@ def test_a_job_that_ends_for_lost_nodes_whose_memory_was_full_is_out_of_memory()
 
 def test_the_rounds_before_are_told_in_a_line_each() -> None:
     earlier = ["round 0 ended: rank 1 failed (SIGKILL)", "round 1 ended: node 1: its connection was lost"]
-    text = str(judge(failed(round=3), OVER, disk=DISK, limit=None, earlier=earlier).error)
+    text = str(judge(failed(round=3), OVER, disk=DISK, earlier=earlier).error)
     assert f"\n\nBefore that, {earlier[0]}.\n\nBefore that, {earlier[1]}.\n\nNot restarted" in text
 
 
