@@ -34,6 +34,7 @@ from .checks import CHECKS, Checks
 from .disk import DiskWatch
 from .ending import cannot_do_its_part, verdict_of
 from .hang_watch import HangWatch
+from .log_lines import DRAIN_SECONDS
 from .loop import Finish, Loop
 from .membership import Membership
 from .orders import orders
@@ -299,8 +300,8 @@ class NodeAgent(Loop):
         if ranks is not None:
             if not ranks.has_stacks and (ranks.failures or shows_stacks) and not self._has_own_cause(ranks):
                 ranks.note_stacks()  # of those that have lost nobody: one of them may be whom others have waited for
-            number = self._told_to_stop or signal.SIGTERM
-            ranks.stop(int(number), patience=self._patience(), meanwhile=partial(self._hear, 0.0))
+            number, hear = int(self._told_to_stop or signal.SIGTERM), partial(self._hear, 0.0)
+            ranks.stop(number, patience=self._patience(), drain=self._drain, meanwhile=hear)
             found = self._tell_failure(ranks, held=self._held(ranks))
             if found is not None:
                 self.report.decks = ranks.decks()
@@ -318,6 +319,13 @@ class NodeAgent(Loop):
         if stop is None or int(stop) != signal.SIGTERM:
             return 0.0
         return max(0.0, stop.at + self._job.rules.preemption - time.monotonic())
+
+    @property
+    def _drain(self) -> float:
+        """Seconds that the node's log may take until the others hear that no rank is left: a coordinator reckons with a
+        silence of that length (:attr:`.rules.Rules.patience`)."""
+        rules = self._job.rules
+        return DRAIN_SECONDS if rules.is_alone else min(DRAIN_SECONDS, rules.heartbeat)
 
     def _close_round(self) -> None:
         ranks, self._ranks, self._saving, self._hangs = self._ranks, None, None, None

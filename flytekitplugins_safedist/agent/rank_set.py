@@ -323,13 +323,19 @@ class Ranks:
         return bool(self._stacks)
 
     def stop(
-        self, number: int = signal.SIGTERM, *, patience: float = 0.0, meanwhile: Callable[[], object] = bool
+        self,
+        number: int = signal.SIGTERM,
+        *,
+        patience: float = 0.0,
+        drain: float = log_lines.DRAIN_SECONDS,
+        meanwhile: Callable[[], object] = bool,
     ) -> None:
         """End all ranks: ``number`` first, SIGKILL for them and their descendants after ``timeouts.stop``.
 
         Args:
             number: the signal.
             patience: seconds that a rank with a handler of its own for it has at least: it may save its work there.
+            drain: seconds that the node's log has to take what they have printed.
             meanwhile: called again and again.
         """
         self._stopping_since_ns = self._stopping_since_ns or time.time_ns()
@@ -347,13 +353,11 @@ class Ranks:
         except LaunchError:
             pass  # the server is gone: the kernel has killed its ranks already
         finally:
-            self._stop_showing()
+            self._stop_showing(drain)
 
-    def _stop_showing(self) -> None:
-        """Once, and within the time that the coordinator reckons with for a node that is slow to say that none is left
-        (:attr:`.rules.Rules.patience`)."""
-        followers, self._followers = self._followers, []
-        until = time.monotonic() + min(log_lines.DRAIN_SECONDS, self._settings.timeouts.heartbeat)
+    def _stop_showing(self, seconds: float) -> None:
+        followers, self._followers = self._followers, []  # a log that nobody reads is waited for once
+        until = time.monotonic() + seconds
         unseen = sum(each.stop(max(0.0, until - time.monotonic())) for each in followers)
         if unseen:
             self._warn(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")

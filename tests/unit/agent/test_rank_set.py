@@ -362,7 +362,7 @@ def test_a_log_that_takes_nothing_hides_no_failure(job, monkeypatch, how):
     ranks.stop()
 
 
-def test_a_log_that_is_not_read_is_waited_for_once_and_no_longer_than_the_coordinator_waits(job, monkeypatch):
+def test_a_log_that_is_not_read_is_waited_for_once(job, monkeypatch):
     waited = []
 
     def stop(self, within=log_lines.DRAIN_SECONDS):
@@ -370,12 +370,12 @@ def test_a_log_that_is_not_read_is_waited_for_once_and_no_longer_than_the_coordi
         return 5
 
     monkeypatch.setattr(log_lines.LogFollower, "stop", stop)
-    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, heartbeat=7)))
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01)))
     orders = [replace(order_of(context, job), errors=job.errors(1, context.rank)) for context in contexts(job)]
     warnings: list[str] = []
     ranks = made(Processes(), orders, settings, warn=warnings.append)
     ranks.start(fork=True)
-    ranks.stop()
+    ranks.stop(drain=7)
     ranks.stop()
     assert len(waited) == 2, "standard output and standard error"
     assert max(waited) <= 7
