@@ -596,8 +596,10 @@ class Coordinator:
         has_failed = self.books.last.cause is not None
         loss = next((loss for rank, loss in state.absent.items() if has_failed or rank not in state.returned), None)
         statuses = [seat.status for seat in self._seats.values() if seat.status.round == key]
-        if loss is None and not state.free and any(status.is_cut for status in statuses):
-            loss = Loss("node 0", "other nodes could not hear it")
+        deaf = [status.name for status in statuses if status.is_cut]
+        if loss is None and not state.free and deaf:  # of one alone it is rather that node's own network
+            of_one = Loss(deaf[0], "it could not hear node 0")
+            loss = of_one if len(deaf) == 1 else Loss("node 0", "other nodes could not hear it")
         returned = sorted(rank for status in statuses for rank in status.ranks_returned)
         self.books = self.books.noting(Outcome(key, loss=loss, free=state.free, returned=tuple(returned)))
         self._leave_out_machine()

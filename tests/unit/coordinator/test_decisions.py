@@ -312,6 +312,17 @@ def test_that_node_0_is_cut_off_from_all_others_is_one_loss_however_many_they_ar
     assert job.members == set("abcd")
 
 
+@pytest.mark.parametrize(
+    ("cut_off", "why"), [("b", "node 1: it could not hear node 0"), ("bc", "node 0: other nodes could not hear it")]
+)
+def test_who_alone_could_not_hear_node_0_is_the_one_that_is_named(cut_off, why):
+    job = begun(replace(FIXED, max_replacements=0))
+    for process in cut_off:
+        job.say(process, phase="idle", is_cut=True)
+    job.follow()
+    assert job.it.verdict.text == f"{why}; and max_replacements=0 are used up"
+
+
 @pytest.mark.parametrize("first", ["cut off", "an echo"])
 def test_where_node_0_itself_stood_still_nobody_is_blamed_for_not_hearing_it(first):
     job = begun()
