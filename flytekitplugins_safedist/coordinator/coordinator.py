@@ -594,7 +594,10 @@ class Coordinator:
         for seat in self._seats.values():
             self._explain(seat.status)
         has_failed = self.books.last.cause is not None
-        loss = next((loss for rank, loss in state.absent.items() if has_failed or rank not in state.returned), None)
+        lost = [loss for rank, loss in state.absent.items() if has_failed or rank not in state.returned]
+        loss = lost[0] if lost else None
+        if loss is not None and len(lost) > 1:  # of all others at once node 0's own network may be the cause
+            loss = replace(loss, why=f"{loss.why}; with it {len(lost) - 1} more of {self.books.size} nodes")
         statuses = [seat.status for seat in self._seats.values() if seat.status.round == key]
         deaf = [status.name for status in statuses if status.is_cut]
         if loss is None and not state.free and deaf:  # of one alone it is rather that node's own network

@@ -387,11 +387,14 @@ def test_nodes_that_are_lost_in_one_round_are_one_replacement():
     job = begun(replace(FIXED, max_replacements=1))
     job.lose("b", "c")
     job.wait(FIXED.grace + STEP)
+    job.follow("a")
     job.come("b2", node=1)
     job.come("c2", node=2)
     job.follow()
     assert job.costs == (0, 1)
     assert job.members == {"a", "b2", "c2"}
+    lost = "node 1: its connection was lost, and it did not come back within 3 s; with it 1 more of 3 nodes"
+    assert [str(each.loss) for each in job.it.books.losses] == [lost]
 
 
 def test_more_losses_than_replacements_end_the_job():
