@@ -92,7 +92,7 @@ class HangWatch:
                 horovod=page.waits,
                 is_horovods=envvars.HOROVOD_CONTROLLER in order.environment,
                 debugged=page.debugs,
-                has_begun=page.begun,
+                has_entered=page.entered,
             )
             for pid, (order, page) in self._ranks.running.items()
         ]

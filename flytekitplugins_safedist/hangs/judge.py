@@ -56,8 +56,9 @@ KINDS = {
         "Join), or end the function with a barrier",
     ),
     "slow": HangKind(
-        "it stands elsewhere and computes, reads or writes files or the network, saves or restores a checkpoint, still "
-        "imports the task's module, or is elsewhere at each look: a long evaluation and an endless loop look alike",
+        "it stands elsewhere and computes, reads or writes files or the network, saves or restores a checkpoint, is "
+        "not in the task's function yet (imports, inputs), or is elsewhere at each look: a long evaluation and an "
+        "endless loop look alike",
         "{who} is {where}, and {works} ({used}): slow, or an endless loop{gpu}",
         "if that line is an evaluation or a save of one rank, raise Hangs(ceiling=...) above its time",
         may_come=True,

@@ -52,7 +52,7 @@ class Snapshot:
         holds_gil: native code in it holds Python's lock.
         returned: it has left the task's function, successfully.
         debugged: a person is asked in its debugger.
-        has_begun: it has come to the task's function. The time until then has a limit of its own.
+        has_entered: it has entered the task's function. What comes before (imports, inputs) has limits of its own.
         gpus, faults: its own ones, and what they have reported.
     """
 
@@ -72,7 +72,7 @@ class Snapshot:
     holds_gil: bool = False
     returned: bool = False
     debugged: bool = False
-    has_begun: bool = True
+    has_entered: bool = True
     gpus: tuple[GpuUse, ...] = ()
     faults: tuple[GpuFault, ...] = ()
 
@@ -89,8 +89,8 @@ class Snapshot:
     @property
     def works(self) -> str:
         """What it does beside computing: a verb; "" for nothing that one sees."""
-        if not self.has_begun:
-            return "still imports the task's module"
+        if not self.has_entered:
+            return "is not in the task's function yet"
         if self.steps.is_saving or self.steps.is_writing:
             return "saves or restores a checkpoint"
         if self.steps.is_fetched_for:

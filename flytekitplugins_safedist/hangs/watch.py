@@ -50,7 +50,7 @@ class LocalRank:
         horovod: how many waits for Horovod it has begun, and ended, and what the latest is about.
         is_horovods: it runs under Horovod, whose own thread speaks to the others' a thousand times a second.
         debugged: a person is asked in its debugger.
-        has_begun: it has come to the task's function.
+        has_entered: it has entered the task's function.
     """
 
     rank: int
@@ -62,7 +62,7 @@ class LocalRank:
     horovod: tuple[int, int, str] = (0, 0, "")
     is_horovods: bool = False
     debugged: bool = False
-    has_begun: bool = True
+    has_entered: bool = True
 
 
 class Watch:
@@ -134,7 +134,7 @@ class Watch:
                     steps=one.steps,
                     holds_gil=one.rank in held,
                     debugged=one.debugged,
-                    has_begun=one.has_begun,
+                    has_entered=one.has_entered,
                 )
             )
         return found

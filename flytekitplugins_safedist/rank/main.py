@@ -286,6 +286,7 @@ def _work(
                 literals.write_nothing(order.files)
         elif order.context.rank == 0:
             literals.keep_room(order.files)
+        context.page().enter()
         with context.IN_ANY_CASE:
             with users_code.without_children():
                 returned = task.task_of(entity).task_function(**inputs)

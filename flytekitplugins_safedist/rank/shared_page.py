@@ -136,8 +136,13 @@ class AgentPage:
 
     @property
     def begun(self) -> bool:
-        """Whether the rank has come to the task's function."""
+        """Whether the rank has come to the task's function: to its inputs."""
         return bool(self._words[_BEGUN])
+
+    @property
+    def entered(self) -> bool:
+        """Whether the rank has its inputs, and has entered the function itself."""
+        return bool(self._words[_BEGUN] > 1)
 
     @property
     def wants_fresh(self) -> bool:
@@ -358,8 +363,12 @@ class RankPage:
         self._words[_FRESH] = 1
 
     def begin(self) -> None:
-        """The rank has come to the task's function."""
+        """The rank has come to the task's function: to its inputs."""
         self._words[_BEGUN] = 1
+
+    def enter(self) -> None:
+        """The rank enters the task's function."""
+        self._words[_BEGUN] = 2
 
     def come_back(self) -> None:
         """The rank has come back from the task's function: it is in no step any more."""

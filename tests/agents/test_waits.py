@@ -55,7 +55,11 @@ def test_a_hang_is_found(warm, tmp_path: Path, task: str, environment: dict[str,
             r"rank 0 is at .*, and reads or writes \(.* MB a second\) .*: slow",
             "written",
         ),
-        ("job_waits_import:meets", r"rank 1 is at .*, and still imports the task's .*; ranks 0, 2 wait in init", "met"),
+        (
+            "job_waits_import:meets",
+            r"rank 1 is at .*, and is not in the .*; ranks 0, 2 wait in init",
+            "met",
+        ),
     ],
 )
 def test_who_is_slow_is_told_of_and_waited_for(

@@ -319,12 +319,12 @@ def test_of_a_call_whose_members_nobody_knows_who_may_come_is_waited_for() -> No
     assert (hang.kind, hang.rank, hang.may_come) == ("slow", 1, True)
 
 
-def test_a_rank_that_still_imports_may_come() -> None:
+def test_a_rank_that_is_not_in_the_function_yet_may_come() -> None:
     """The others are in init_process_group."""
-    late = elsewhere(2, record=RankRecord(), quiet=700.0, has_begun=False)
+    late = elsewhere(2, record=RankRecord(), quiet=700.0, has_entered=False)
     hang = found(stands(0), stands(1), late)
     assert (hang.kind, hang.culprits, hang.may_come) == ("slow", (2,), True)
-    assert "rank 2 is at train.py:7 in evaluate, and still imports the task's module" in hang.why
+    assert "rank 2 is at train.py:7 in evaluate, and is not in the task's function yet" in hang.why
     assert found(stands(0), stands(1), replace(late, threads=())).may_come, "it does not answer"
 
 

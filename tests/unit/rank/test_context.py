@@ -132,6 +132,16 @@ def test_a_rank_is_in_no_step_after_the_last_one_that_is_to_be_nor_after_the_fun
     assert agent.steps.wait(0) is None
 
 
+def test_its_agent_sees_when_it_is_in_the_function_after_its_inputs_which_may_take_their_time(tmp_path: Path) -> None:
+    agent = shared_page.make(tmp_path / "page")
+    page = shared_page.open_page(tmp_path / "page")
+    assert (agent.begun, agent.entered) == (False, False)
+    page.begin()
+    assert (agent.begun, agent.entered) == (True, False)
+    page.enter()
+    assert (agent.begun, agent.entered) == (True, True)
+
+
 @pytest.mark.parametrize("steps", [(3, 2), (-1,), (1 << 60,)], ids=["they fall", "below 0", "no page holds it"])
 def test_steps_that_are_no_count_are_movement_and_no_place(tmp_path: Path, steps: tuple[int, ...]) -> None:
     agent = shared_page.make(tmp_path / "page")
