@@ -161,8 +161,8 @@ ROWS: dict[Failure, Row] = {
     ),
     Failure.FULL_SHARED_MEMORY: Row(
         "the node's shared memory (`/dev/shm`) is full",
-        "that, and torch's words",
-        codes="`USER:RuntimeError`",
+        "that, and torch's or NCCL's words",
+        codes="`USER:RuntimeError`, or the class of NCCL's error",
         opening="rank {rank} found the node's shared memory (/dev/shm) full.\n\n",
         hint="give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time",
     ),
@@ -613,9 +613,10 @@ _LOST = re.compile(
 _WORKER_KILLED = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: Killed|exited unexpectedly)"
 )
-# torch's own texts, which have no errno: of the rank, and of a DataLoader's worker (as a cause, in the traceback).
+# torch's own texts, which have no errno: of the rank, and of a DataLoader's worker (as a cause, in the traceback); and
+# NCCL's, which shares it among the ranks of a node.
 _SHARED_MEMORY_FULL = re.compile(
-    r"</torch_[^>]*>[^\n]*No space left on device|No space left on device[^\n]*/dev/shm/|"
+    r"(?:</torch_[^>]*>|/dev/shm/nccl-)[^\n]*No space left on device|No space left on device[^\n]*/dev/shm/|"
     r"DataLoader worker \([^)]*\) is killed by signal: Bus error"
 )
 # CUDA's own texts of cudaErrorECCUncorrectable (214) and cudaErrorNvlinkUncorrectable (220), as torch passes them on:

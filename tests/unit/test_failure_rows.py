@@ -439,6 +439,11 @@ def test_a_mistake_comes_again_where_it_surely_does() -> None:
 
 # --- one rank's end --------------------------------------------------------------------------------------------------
 KILLED_WORKER = "DataLoader worker (pid 25974) is killed by signal: Killed. "
+NCCL_SHARES = (
+    "NCCL error in: x.cpp:81, unhandled system error, NCCL version 2.27.5\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
+    "Last error:\nError while creating shared memory segment /dev/shm/nccl-vzIpS6 (size 9637888)"
+)
 GONE_WORKER = "DataLoader worker (pid(s) 25974, 25975) exited unexpectedly"
 
 
@@ -452,6 +457,8 @@ GONE_WORKER = "DataLoader worker (pid(s) 25974, 25975) exited unexpectedly"
         ("unable to open file </models/torch_7.pt>: No such file or directory (2)", Failure.OWN),
         ("unable to write to file </torch_71_302_0>: No space left on device (28)", Failure.FULL_SHARED_MEMORY),
         ("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible", Failure.FULL_SHARED_MEMORY),
+        (f"{NCCL_SHARES}, error: No space left on device (28)", Failure.FULL_SHARED_MEMORY),
+        (NCCL_SHARES, Failure.OWN),  # an older one, which does not say why
     ],
 )
 def test_what_a_worker_died_of_may_be_below_the_exception(message: str, failure: Failure) -> None:
