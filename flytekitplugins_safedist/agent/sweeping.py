@@ -4,8 +4,9 @@ Where a whole container is killed (out of memory, say), the process that guards 
 the container again in the same pod, whose volume is still there, and each such life would have that much less room.
 
 Only what is provably dead is removed: a directory whose owner had a lock that this very kernel has released. Other
-machines' locks may not be seen here (network file systems differ), so the owner was on this boot of this machine; and
-a volume may be mounted in several pods, each with locks of its own, so it was in this one.
+machines' locks may not be seen here (network file systems differ), so the owner was on this boot of this machine, or
+on an earlier one where no other machine has that file system; and a volume may be mounted in several pods, each with
+locks of its own, so it was in this one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..fs.oserrors import mount_of
 from ..rank.places import JobScratch
 from ..rank_server.cleanup import remove
 from .life import pod_uid
@@ -57,8 +59,7 @@ def _is_removed(path: Path) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        here = _here()
-        if not here or os.pread(descriptor, 1000, 0) != here or _grants_every_lock(path):
+        if not _was_here(os.pread(descriptor, 1000, 0), path) or _grants_every_lock(path):
             return False
         remove(path)  # the lock is held: of two that sweep, one removes
         return not os.path.lexists(path)
@@ -74,6 +75,12 @@ def _grants_every_lock(path: Path) -> bool:
         fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
+
+
+def _was_here(owner: bytes, path: Path) -> bool:
+    here = _here()
+    reaches = mount_of(path).is_local and here.rpartition(b" ")[0] == owner.rpartition(b" ")[0]
+    return bool(here) and (owner == here or reaches)
 
 
 def _here() -> bytes:

@@ -12,6 +12,7 @@ import pytest
 
 from flytekitplugins_safedist.agent import scratch, sweeping
 from flytekitplugins_safedist.agent.scratch import JobScratch
+from flytekitplugins_safedist.fs.oserrors import Mount
 
 
 def killed(root: Path) -> Path:
@@ -69,7 +70,17 @@ def behind_a_link(path: Path) -> None:
     path.symlink_to(path.rename(path.parent / "elsewhere"))
 
 
-@pytest.mark.parametrize("change", [other_pod, other_boot, not_yet_said, behind_a_link])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_what_a_machine_had_before_it_started_anew_is_removed_where_no_other_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    path = killed(tmp_path)
+    other_boot(path)
+    monkeypatch.setattr(sweeping, "mount_of", lambda _: Mount("/", "ext4" if is_local else "nfs4", "", ""))
+    assert sweeping.sweep(tmp_path) == ([path] if is_local else [])
+
+
+@pytest.mark.parametrize("change", [other_pod, not_yet_said, behind_a_link])
 def test_what_may_belong_to_another_stays(tmp_path: Path, change: Callable[[Path], None]) -> None:
     path = killed(tmp_path)
     change(path)
