@@ -56,11 +56,13 @@ class CallRanks:
 
 @dataclass(frozen=True)
 class SaveAt:
-    """All ranks save at this step: ``saved``; -1: none saves by steps. ``is_urgent``: a node is told to stop."""
+    """All ranks save at this step: ``saved``; -1: none saves by steps. ``is_urgent``: a node is told to stop;
+    ``is_forced``: one joins, and they save whether or not that is due."""
 
     call: int
     step: int
     is_urgent: bool
+    is_forced: bool = False
 
 
 @dataclass(frozen=True)

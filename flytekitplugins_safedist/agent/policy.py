@@ -379,7 +379,7 @@ class NodePolicy:
             if save.is_urgent and not save.is_empty and ("save", save.call) not in self._once:
                 at = "no rank saves by steps" if save.step < 0 else f"all ranks save at step {save.step}"
                 self._out.append(Say(f"a node was told to stop: {at}"))
-            self._hand_out_once(("save", save.call), SaveAt(save.call, save.step, save.is_urgent))
+            self._hand_out_once(("save", save.call), SaveAt(save.call, save.step, save.is_urgent, save.is_forced))
 
     def _look_at_ranks(self, look: int, hang: HangNotice | None) -> None:
         if look > self.status.looked:

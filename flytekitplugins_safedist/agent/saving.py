@@ -75,7 +75,8 @@ class RoundSaving:
         for page in self._pages:
             if save.is_urgent:
                 page.preempt()
-            page.answer(save.call, save.step if save.step >= 0 else None, urgent=save.is_urgent)
+            step = save.step if save.step >= 0 else None
+            page.answer(save.call, step, urgent=save.is_urgent, forced=save.is_forced)
 
     @property
     def _listens(self) -> bool:

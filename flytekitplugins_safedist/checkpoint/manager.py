@@ -192,7 +192,7 @@ class Checkpoints:
         agreed = self._agreement and self._agreement.open_for(self)
         try:
             self._begin(step, state)
-            if agreed and agreed.urgent:
+            if agreed and (agreed.urgent or agreed.forced):
                 self.wait()
         except Exception as error:
             if not agreed or not agreed.urgent:
@@ -288,7 +288,7 @@ class Checkpoints:
             store = self._find()
             self._mark = agreement.Mark(page, store, lambda: places.leave_pointer(self._facts, store.url))
         agreed = self._agreement.at(self, step, by_itself=self._every is not None, settle=self._settle)
-        if agreed is None or agreed.urgent or self._ask_rank_0(step):
+        if agreed is None or agreed.urgent or agreed.forced or self._ask_rank_0(step):
             return agreed is not None
         self._agreement.over(self)
         return False

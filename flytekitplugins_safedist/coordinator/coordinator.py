@@ -500,7 +500,7 @@ class Coordinator:
         if state.joining is None:
             state.joining = now, state.saves.ask()
         since, call = state.joining
-        return state.saves.have_saved(call) or now - since >= self.rules.preemption
+        return state.saves.have_saved(call) or now - since >= self.rules.rendezvous
 
     # --- what follows -------------------------------------------------------------------------------------------------
     def _advance(self, now: float) -> None:

@@ -40,6 +40,7 @@ class Save(DataClassDictMixin):
         step: the one; None while floors are asked for; -1: no rank saves by steps.
         is_done: all have saved.
         is_empty: no rank would save, as all nodes have said when they were called.
+        is_forced: whether or not a save is due, for a node that joins.
     """
 
     call: int
@@ -47,6 +48,7 @@ class Save(DataClassDictMixin):
     step: int | None = None
     is_done: bool = False
     is_empty: bool = False
+    is_forced: bool = False
 
 
 @dataclass(frozen=True)

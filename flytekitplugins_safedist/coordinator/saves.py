@@ -27,6 +27,7 @@ class RoundSaves:
         self._listeners: set[str] = set()
         self._preempted: set[str] = set()
         self._asks = 0  # the latest call that a rank wants
+        self._forced = 0  # and the latest that is made though none is due
         self._highest = -1  # floor
         self.save: Save | None = None
         """The latest."""
@@ -57,8 +58,9 @@ class RoundSaves:
         self._advance()
 
     def ask(self) -> int:
-        """All ranks are to save that would, soon: the call after which they have (:meth:`have_saved`)."""
-        call = 1 + (self.save.call if self.save is not None else 0)
+        """All ranks are to save that would, soon, and whether or not that is due: the call after which they have
+        (:meth:`have_saved`)."""
+        call = self._forced = 1 + (self.save.call if self.save is not None else 0)
         self._asks = max(self._asks, call)
         self._advance()
         return call
@@ -88,7 +90,7 @@ class RoundSaves:
                 return
             last = self.save.call if self.save is not None else 0
             self._missing, self._highest = set(self._there), -1
-            self.save = Save(last + 1, bool(self._preempted))
+            self.save = Save(last + 1, bool(self._preempted), is_forced=self._forced > last)
         if self.save.step is None and not self._missing:
             self._missing = set(self._there)
             self.save = replace(self.save, step=self._highest, is_empty=not self._listeners)

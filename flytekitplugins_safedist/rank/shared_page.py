@@ -45,8 +45,9 @@ _SUMMARY_AT = _WORDS_BYTES + RECORD_BYTES
 _BYTES = _SUMMARY_AT + layout.SIZE
 _STEP_BITS = 44
 _STEP_MASK = (1 << _STEP_BITS) - 1
-_URGENT = 1 << _STEP_BITS
+_URGENT, _FORCED = 1 << _STEP_BITS, -1 << 63
 _CALL_SHIFT = _STEP_BITS + 1
+_CALL_MASK = (1 << (63 - _CALL_SHIFT)) - 1  # without the sign, which says that a save is forced
 _NO_STEP = _STEP_MASK
 """Written instead of a step: no rank takes part, or the call was given up."""
 
@@ -111,10 +112,16 @@ class AgreedSave:
         call: number of the agreement; for :meth:`RankPage.finish`.
         urgent: whether it is because a node of the job was told to stop: commit it before anything else. The same on
             every rank, other than what :attr:`RankPage.preempted` says at one moment.
+        forced: save whether or not that is due, and commit it: the ranks are ended then, for a node joins.
     """
 
     call: int
     urgent: bool
+    forced: bool = False
+
+
+def _call_of(answer: int) -> int:
+    return (answer >> _CALL_SHIFT) & _CALL_MASK
 
 
 def _under_way(words: memoryview) -> int:
@@ -172,10 +179,11 @@ class AgentPage:
         """From now on the rank stands still when it reaches a step, until this call is answered."""
         self._words[_CALL] = number
 
-    def answer(self, number: int, step: int | None, *, urgent: bool) -> None:
-        """Tell the rank at which step all save; None: there is nothing to agree on. And whether a node is to stop."""
-        step_bits = _NO_STEP if step is None else step
-        self._words[_ANSWER] = (number << _CALL_SHIFT) | (_URGENT if urgent else 0) | step_bits
+    def answer(self, number: int, step: int | None, *, urgent: bool, forced: bool = False) -> None:
+        """Tell the rank at which step all save; None: there is nothing to agree on. And whether a node is to stop, or
+        all save though that is not due."""
+        bits = (_URGENT if urgent else 0) | (_FORCED if forced else 0) | (_NO_STEP if step is None else step)
+        self._words[_ANSWER] = (number << _CALL_SHIFT) | bits
 
     @property
     def floor(self) -> int | None:
@@ -265,7 +273,7 @@ class RankPage:
         self.summary = mapped[_SUMMARY_AT:]
         self._call = 0
         self._target = NOWHERE
-        self._urgent = False
+        self._urgent = self._forced = False
         self._counting = threading.RLock()  # a signal's handler may save, too
         self.may_end_anywhere = False
         """Whether the rank's task has no outputs, so that nothing is missing where its script ends the process."""
@@ -338,7 +346,7 @@ class RankPage:
         if step < self._target:
             return None
         self._target = NOWHERE
-        return AgreedSave(self._call, self._urgent)
+        return AgreedSave(self._call, self._urgent, self._forced)
 
     def finish(self, call: int) -> None:
         """Nothing more will come of this rank for a call: its save is committed, or has failed."""
@@ -415,14 +423,14 @@ class RankPage:
     def _hear(self, call: int) -> None:
         """Stand still until the call is answered; then know the step."""
         deadline = time.monotonic() + ANSWER_SECONDS
-        while self._words[_ANSWER] >> _CALL_SHIFT < call:
+        while _call_of(self._words[_ANSWER]) < call:
             if time.monotonic() > deadline:
                 self._call = call
                 return
             time.sleep(_LOOK)
         answer = self._words[_ANSWER]
         step = answer & _STEP_MASK
-        self._call, self._urgent = answer >> _CALL_SHIFT, bool(answer & _URGENT)
+        self._call, self._urgent, self._forced = _call_of(answer), bool(answer & _URGENT), bool(answer & _FORCED)
         self._target = NOWHERE if step == _NO_STEP else step
         if step == _NO_STEP:
             self.finish(self._call)

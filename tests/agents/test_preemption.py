@@ -317,6 +317,19 @@ class PreemptedRange(test_elastic.Range):
     module = "job_preempted"
 
 
+@pytest.mark.parametrize("every", ["1000000", "an hour"])
+def test_checkpoints_save_before_a_node_joins_though_no_save_is_due(warm, tmp_path, ranks_gate: Gate, every):
+    more = {**ranks_gate.environment, "TEST_KEPT": str(tmp_path / "kept"), "TEST_EVERY": every}
+    job = PreemptedRange(warm, tmp_path, "range_by_checkpoints", "", more)
+    pods = [job.start_host(), job.start(1)]
+    assert all("from 0 of 4" in line for line in ranks_gate.heard(4))
+    pods.append(job.start(2))
+    lines = [line.split() for line in ranks_gate.heard(6)]
+    assert {(step, size) for _, _, _, step, _, size in lines} == {(lines[0][3], "6")}
+    assert int(lines[0][3]) > 0
+    assert [pod.wait().code for pod in pods] == [0, 0, 0]
+
+
 def test_a_range_goes_on_larger_and_smaller_from_the_step_at_which_all_ranks_saved(warm, tmp_path, ranks_gate: Gate):
     kept = tmp_path / "kept"
     kept.mkdir()

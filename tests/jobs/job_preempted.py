@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from flytekit import task
 
 from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
 from flytekitplugins_safedist.checkpoint import Checkpoints
+from flytekitplugins_safedist.fs import barrier
 from flytekitplugins_safedist.run import run_script
 from tests.harness.procs import say, wait_for_word
 from tests.harness.product import context
@@ -64,6 +66,21 @@ def torch_alone() -> str:
 @task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=2, timeouts=TIMEOUTS))
 def torch_range() -> str:
     return by_torch()
+
+
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=2, timeouts=TIMEOUTS))
+def range_by_checkpoints() -> str:
+    """Steps of which none is saved by itself, until a third node has joined."""
+    me, every = current_rank(), os.environ["TEST_EVERY"]
+    ckpt = Checkpoints(os.environ["TEST_KEPT"], every=int(every) if every.isdecimal() else timedelta(hours=1))
+    step = first = ckpt.restore(state := {"steps": 0})
+    say(f"rank {me.rank} from {first} of {me.world_size}")
+    while me.nnodes == 2:
+        barrier()
+        state["steps"] = step
+        ckpt.save(step, state)
+        step += 1
+    return "all are there"
 
 
 @task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))

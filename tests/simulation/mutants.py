@@ -173,7 +173,7 @@ MUTANTS: dict[str, tuple[str, ...]] = {
     ),
     "a node joins before the others have saved": (
         "coordinator/coordinator.py",
-        "return state.saves.have_saved(call) or now - since >= self.rules.preemption",
+        "return state.saves.have_saved(call) or now - since >= self.rules.rendezvous",
         "return True",
     ),
     "a new leader of a range begins at once": (

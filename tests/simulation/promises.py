@@ -176,10 +176,10 @@ class Promises:
             self._check_join(leader, run)
 
     def _check_join(self, leader: Pod, run: Run) -> None:
-        """Before a node joins, all have saved; unless a rank does not come to it for as long as a pod may stay."""
+        """Before a node joins, all have saved; unless a rank does not come to it for as long as nodes wait to meet."""
         world, members = self.world, set(run.members)
         since = min((link.began for process, link in leader.links.items() if process not in members), default=world.t)
-        if world.t - since >= self.rules.preemption:
+        if world.t - since >= self.rules.rendezvous:
             return
         done = [max(times.values()) for times in run.saved.values() if members <= times.keys()]
         if not done or max(done) < since:

@@ -40,9 +40,9 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, become: Callable[...,
     return made
 
 
-def answered(agent: AgentPage, call: int, step: int, *, urgent: bool) -> None:
+def answered(agent: AgentPage, call: int, step: int, *, urgent: bool, forced: bool = False) -> None:
     agent.call(call)
-    agent.answer(call, step, urgent=urgent)
+    agent.answer(call, step, urgent=urgent, forced=forced)
 
 
 @pytest.fixture
@@ -64,6 +64,18 @@ def test_an_urgent_save_is_committed_and_the_last_thing_a_rank_does(agent, tmp_p
     Checkpoints(tmp_path / "place", every=None).save(0, {"x": 0})
     assert there == [{0}]
     assert agent.finished(1, urgent=True)
+
+
+@pytest.mark.parametrize("every", [10**6, timedelta(hours=1), None], ids=str)
+@pytest.mark.parametrize("call", [1, 2**18 - 1])
+def test_a_forced_save_is_committed_though_none_is_due_and_the_ranks_go_on(agent, stood_still, tmp_path, every, call):
+    checkpoints = Checkpoints(tmp_path / "place", every=every)
+    answered(agent, call, 1, urgent=False, forced=True)
+    checkpoints.save(0, {"x": 0})
+    assert not agent.finished(call, urgent=False)
+    checkpoints.save(1, {"x": 0})
+    assert (steps(tmp_path / "place"), stood_still) == ({1}, [])
+    assert agent.finished(call, urgent=False)
 
 
 def test_an_urgent_save_that_fails_is_said_and_nobody_waits_for_it(agent, stood_still, tmp_path, caplog):

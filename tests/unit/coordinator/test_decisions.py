@@ -137,7 +137,7 @@ def test_what_fails_as_the_round_ends_for_a_node_that_joins_costs_nothing():
     job = begun(RANGE, "ab", listens=True)
     job.come("c")
     job.follow("c")
-    job.wait(RANGE.preemption)
+    job.wait(RANGE.rendezvous)
     assert "a node joins" in job.wants["a"].course.news
     job.fail("b", "ConnectionError", echo=4)
     job.follow()
@@ -150,12 +150,12 @@ def test_all_save_before_a_node_joins_and_it_waits_for_that_but_not_for_ever():
         job = begun(RANGE, "ab", listens=True)
         job.come("c")
         job.follow("c")
-        assert job.wants["b"].course.save == Save(1, is_urgent=False)
+        assert job.wants["b"].course.save == Save(1, is_urgent=False, is_forced=True)
         for process in "ab":
             job.say(process, floor=Floor(1, 4))
-        assert job.wants["b"].course.save == Save(1, is_urgent=False, step=4)
+        assert job.wants["b"].course.save == Save(1, is_urgent=False, step=4, is_forced=True)
         job.say("a", saved=1)
-        job.wait(RANGE.preemption - STEP)
+        job.wait(RANGE.rendezvous - STEP)
         assert job.it.course.runs
         if waits:
             job.wait(STEP)
@@ -179,7 +179,7 @@ def test_a_node_that_comes_after_one_that_has_left_again_has_a_save_of_its_own()
     assert job.it.course.runs
     job.come("d")
     job.follow("d")
-    assert job.wants["b"].course.save == Save(2, is_urgent=False)
+    assert job.wants["b"].course.save == Save(2, is_urgent=False, is_forced=True)
 
 
 @pytest.mark.parametrize("has_saved", [True, False])
@@ -197,7 +197,7 @@ def test_a_node_that_could_not_join_while_nobody_knew_who_leads_has_a_save_of_th
     assert job.it.course.runs, "what they have done since that save would be lost"
     for process in "" if has_saved else "ab":
         job.say(process, saved=1)
-    assert job.it.course.save == Save(2, is_urgent=False)
+    assert job.it.course.save == Save(2, is_urgent=False, is_forced=True)
     for process in "abab":
         job.say(process, floor=Floor(2, 9), saved=1 if job.it.course.save.step is None else 2)
     job.follow()

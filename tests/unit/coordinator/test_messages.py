@@ -56,7 +56,7 @@ COURSE = Course(
     is_checks=True,
     size=4,
     offer={"MASTER_PORT": "1"},
-    save=Save(1, is_urgent=True, step=None),
+    save=Save(1, is_urgent=True, step=None, is_forced=True),
     ran_before=True,
     look=2,
     hang=HangNotice(2, "key", 1, "text"),
