@@ -135,6 +135,7 @@ class Hang:
         seconds: for so long, the oldest one.
         is_endless: nobody but us would ever end it.
         may_come: waiting longer may help.
+        goes_on: a step is old, in which ranks begin one operation after the other: that is only told.
         step: that the job is in: its last rank's; -1 where nobody knows.
         picture: of all ranks, as text for a screen.
     """
@@ -149,13 +150,14 @@ class Hang:
     seconds: float
     is_endless: bool
     may_come: bool
+    goes_on: bool = False
     step: int = -1
     picture: str = ""
 
     def may_end(self, hangs: Hangs) -> bool:
         """Whether the job is to be ended for it. Where the user has not said after how long, only what a library would
         end by itself a moment later."""
-        if hangs.action == "report":
+        if hangs.action == "report" or self.goes_on:
             return False
         if hangs.floor is None:
             return not self.is_endless and not self.may_come
@@ -322,11 +324,12 @@ class _Job:
         which = f"step {least} has not ended" if least >= 0 else "no step has ended"
         on = f", and {len(go_on)} rank(s) go on" if go_on else ""
         self.late = [each.step for each in stand if each.step is not None]
-        why = f"{seen}; {which} for {longest:.0f} s{on}"
+        goes_on = all(each.step is not None and each.quiet < each.step.limit / 2 for each in behind)
+        why = f"{seen}; {which} for {longest:.0f} s{on}" + ("; operations with others go on" if goes_on else "")
         hang = self.hang(kind, kinds, why, first=first, step=least)
         # They may wait for one that works, and tells no steps, in a way that nobody sees.
         is_unsure = kind in _UNSURE and any(_kind(each) == "slow" for each in apart[1])
-        return replace(hang, may_come=hang.may_come or is_unsure)
+        return replace(hang, may_come=hang.may_come or is_unsure, goes_on=goes_on)
 
     def by_gpus(self, hang: Hang) -> Hang:
         """The same; of a culprit whose GPU has failed, or of a rank that waits where nobody is one, for that."""

@@ -382,7 +382,7 @@ def in_step(rank: int, number: int, still: float = 0.0, **facts: Any) -> Snapsho
     """It has told so many steps, and is late where it has been in this one for a minute."""
     steps = Steps((number, 0), number)
     wait = Wait(rank, str(steps.told), "", f"step {number}", max(number, 0), NOW - still, "step", limit=60.0)
-    return elsewhere(rank, **{"record": RankRecord(), "steps": steps, "step": wait, **facts})
+    return elsewhere(rank, **{"record": RankRecord(), "steps": steps, "step": wait, "quiet": still, **facts})
 
 
 BARRIER_OF_FS = ((Frame("/lib/flytekitplugins_safedist/fs/collective.py", 7, "barrier"),),)
@@ -416,6 +416,15 @@ def test_who_tells_no_steps_and_computes_may_be_whom_a_rank_in_its_step_waits_fo
     hang = found(in_step(0, 4, 90), elsewhere(1, cpu=1.0))
     assert (hang.kind, hang.culprits, hang.may_come) == ("missing", (0,), True)
     assert not found(in_step(0, 4, 90), elsewhere(1)).may_come
+
+
+def test_a_step_in_which_operations_with_others_go_on_is_told_of_and_never_ended() -> None:
+    """An epoch, say, which takes longer than any rank works alone."""
+    hangs = Hangs(floor=10, ceiling=60)
+    epoch = found(in_step(0, 4, 90, cpu=1.0, quiet=0.5), in_step(1, 4, 90, cpu=1.0, quiet=0.5))
+    assert epoch.why.endswith("; operations with others go on")
+    assert not epoch.may_end(hangs)
+    assert found(in_step(0, 4, 90, cpu=1.0, quiet=0.5), in_step(1, 4, 90, cpu=1.0, quiet=80.0)).may_end(hangs)
 
 
 def test_who_has_done_its_steps_says_nothing_of_those_of_others() -> None:
