@@ -22,6 +22,7 @@ from mashumaro.mixins.dict import DataClassDictMixin
 from .. import envvars, termination
 from ..coordinator.books import Memory
 from ..handoff import Slot
+from ..store.patience import within
 from . import memory
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS, _RENEW_SECONDS, _MOVES = 1.0, 10.0, 0.02
 """Between two looks at the container's memory; and between two renewals of the sign, unless that has moved by more
 than this part of its limit."""
+
+END_SECONDS = 5.0
+"""For the last word of a sign."""
 
 _OF_POD = re.compile(r"/pods/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/\S* /etc/hosts ")
 """In ``/proc/self/mountinfo``: the kubelet has the hosts file of each pod in a directory of the pod's uid."""
@@ -147,7 +151,8 @@ def end(code: int) -> None:
     """This process ends by itself, with an exit status."""
     sign = _OWN.take()
     if sign is not None:
-        sign.end(code)
+        with suppress(TimeoutError):  # a file server that does not answer must not keep this process
+            within(END_SECONDS, lambda: sign.end(code))
 
 
 def pod_uid(root: Path = Path("/")) -> str | None:

@@ -30,6 +30,7 @@ from ..rank_server.client import RankServer
 from ..rank_server.scan import Scan, scan
 from ..record.run import Run
 from ..record.run_page import ConsoleDeck
+from ..store.patience import within
 from ..texts import human
 from . import arrival, disk, memory, scratch, standby, sweeping
 from .disk import DiskLimit
@@ -42,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 _SLOW_SECONDS = 5.0
 """An import that takes longer is told."""
+
+_OF_UPLOAD = 6
+"""Part of the time that the other nodes wait for the upload, to remove scratch before it."""
 
 
 @dataclass(frozen=True)
@@ -325,13 +329,21 @@ def _scratch(root: Path, settings: Registered) -> Iterator[Scratched]:
     finally:
         if job.short != job.path:
             remove(job.short)
-        if mode == "always" or (mode == "on_failure" and not scratched.succeeded):
-            remove(job.orders)  # they hold every rank's environment, and with it the task's secrets
+        is_kept = mode == "always" or (mode == "on_failure" and not scratched.succeeded)
+        # Of what is kept this: they hold every rank's environment, and with it the task's secrets.
+        _remove(job.orders if is_kept else job.path, settings.timeouts.upload / _OF_UPLOAD)
+        if is_kept:
             logger.info(f"scratch is kept in {job.path} (Scratch(keep={mode!r}))")
-        else:
-            left = remove(job.path)
-            if left is not None:
-                logger.warning(f"scratch could not be removed completely: {left}")
+
+
+def _remove(path: Path, seconds: float) -> None:
+    """The verdict is uploaded after that: a file server that does not answer must not keep it for ever."""
+    try:
+        left = within(seconds, lambda: remove(path))
+    except TimeoutError:
+        left = f"{path} is not gone after {seconds:g} s, and the job does not wait for that"
+    if left is not None:
+        logger.warning(f"scratch could not be removed completely: {left}")
 
 
 def _check_room(root: Path, limit: int | None) -> None:

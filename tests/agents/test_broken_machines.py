@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,17 @@ def test_a_scratch_that_takes_no_sockets_is_an_error_that_names_it(warm, tmp_pat
     assert f"the scratch directory cannot be made [path={disk.path}] (seen: EPERM: " in error.message
     assert "which takes sockets" in error.message
     assert list(disk.backing.iterdir()) == []
+
+
+def test_a_scratch_that_does_not_answer_at_the_end_keeps_no_outputs(warm, tmp_path: Path) -> None:
+    require()
+    slow = {"op": "rmdir", "match": "*/logs", "seconds": 8}
+    timeouts = {"TEST_REGISTERED": json.dumps({"timeouts": {"upload": 6}})}
+    with FuseMount(tmp_path / "backing", tmp_path / "mount", faults=[slow]) as disk:
+        environment = {"SAFEDIST_SCRATCH_ROOT": str(disk.path), **timeouts}
+        ended = warm.run("job_private:nothing", tmp_path / "job", kind="execute", environment=environment)
+    assert (ended.code, ended.uploaded) == (0, ["outputs.pb"])
+    assert "is not gone after 1 s, and the job does not wait for that" in ended.err
 
 
 WORKFLOWS = """

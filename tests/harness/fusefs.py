@@ -6,7 +6,7 @@ A client can
 * show entries that other clients made late (``late``: seconds since they were made) or not until told (``hidden``);
 * answer ``stat`` from a cache that is ``stale_attrs`` seconds old, until the file is opened (close-to-open);
 * remember for ``not_there`` seconds that a name was not found, until the directory it is in is opened;
-* fail an operation with any errno, before it is done or after (``faults``: a lost reply);
+* fail an operation with any errno, before it is done or after (a lost reply), or take its time (``faults``);
 * drop locks, refuse them, or arbitrate them between clients (``locks``); refuse hard links (``links``), or
   renames onto a file that is there (``replaces``);
 * run full (``capacity`` in bytes, per client).

@@ -27,7 +27,9 @@ DEFAULTS: dict[str, Any] = {
     "hidden": [],  # patterns of entries of other clients that stay out of sight until this list changes
     "stale_attrs": 0.0,  # seconds for which stat() answers from what it saw first
     "not_there": 0.0,  # seconds for which a name that was not found stays so, unless its directory is opened
-    "faults": [],  # [{"op", "errno", "when": "before"|"after", "first": n | "every": n | "chance": p, "match": glob}]
+    # [{"op", "errno" or "seconds" that it takes, "when": "before"|"after", "first": n | "every": n | "chance": p,
+    #   "match": glob}]
+    "faults": [],
     "locks": "local",  # "local" (this kernel), "shared" (between clients), "dropped" (always granted), or an errno
     "replaces": True,  # False: rename() onto a file that is there fails with EEXIST, as object mounts have it
     "links": True,  # False: link() fails with EPERM, as on FAT, SMB or object stores
@@ -78,7 +80,9 @@ class _Rules:
                     strikes = hit % rule["every"] == 0
                 else:
                     strikes = self.random.random() < rule.get("chance", 1.0)
-                if strikes:
+                if strikes and "seconds" in rule:
+                    time.sleep(rule["seconds"])
+                elif strikes:
                     code = getattr(errno, rule["errno"])
                     raise OSError(code, os.strerror(code), path)
 

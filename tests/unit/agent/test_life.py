@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,17 @@ def test_memory_that_was_not_full_is_told_and_blamed_for_nothing():
         "this container was started before (1 time(s)), and ended at 00:00:00 UTC without a verdict; its memory then: "
         "400.0 MiB of 800.0 MiB in use"
     )
+
+
+def test_a_volume_that_does_not_answer_keeps_no_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(life, "END_SECONDS", 0.01)
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    life.begin(of_pod(volume), shown(tmp_path, KUBELETS))
+    [sign] = volume.iterdir()
+    draft = sign.with_suffix(".new")
+    os.mkfifo(draft)  # whoever writes there waits
+    life.end(1)
+    assert json.loads(sign.read_text())["code"] is None
+    with draft.open("rb"):
+        pass
