@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -324,7 +324,7 @@ def _scratch(root: Path, settings: Registered) -> Iterator[Scratched]:
     job = scratch.make_job(root)
     scratched = Scratched(job)
     try:
-        with sweeping.owned(job) if mode == "never" else nullcontext():
+        with sweeping.owned(job, is_kept=mode != "never"):
             yield scratched
     finally:
         if job.short != job.path:

@@ -3,10 +3,8 @@
 Where a whole container is killed (out of memory, say), the process that guards scratch goes with it. The kubelet starts
 the container again in the same pod, whose volume is still there, and each such life would have that much less room.
 
-Only what is provably dead is removed: a directory whose owner had a lock that this very kernel has released. Other
-machines' locks may not be seen here (network file systems differ), so the owner was on this boot of this machine, or
-on an earlier one where no other machine has that file system; and a volume may be mounted in several pods, each with
-locks of its own, so it was in this one.
+Only what is provably dead is removed: a directory whose owner had a lock that the kernel has released, on a file system
+that no other machine has; and a volume may be mounted in several pods, so the owner was in this one.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..fs.oserrors import mount_of
@@ -28,25 +26,41 @@ _OWNER = "owner"
 
 
 @contextmanager
-def owned(job: JobScratch) -> Iterator[None]:
-    """Inside, a job's directory is this process's; if that is killed, :func:`sweep` may remove it."""
-    descriptor = None
-    with suppress(OSError):  # where there are no locks, or is no room, it is only not removed later
-        descriptor = os.open(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Under the lock: who gets it and finds nothing written has come between, and leaves the directory alone.
-        os.write(descriptor, _here())
-    try:
+def owned(job: JobScratch, *, is_kept: bool) -> Iterator[None]:
+    """Inside, a job's directory is this process's; if that is killed, :func:`sweep` may remove it.
+
+    Args:
+        job: whose.
+        is_kept: it is to stay in any case.
+    """
+    with ExitStack() as held:
+        with suppress(OSError):  # where there is no room, it is only not removed later
+            _own(job, held, is_kept=is_kept)
         yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+
+
+def _own(job: JobScratch, held: ExitStack, *, is_kept: bool) -> None:
+    if not mount_of(job.path).is_local:
+        return  # a lock may be waited for without end
+    # systemd removes what is old in /tmp, and leaves alone what is locked (tmpfiles.d(5)).
+    _lock(job.path, os.O_DIRECTORY, held)
+    if not is_kept:
+        # Under the lock: who gets it and finds nothing written has come between, and leaves the directory alone.
+        os.write(_lock(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, held), _here())
+
+
+def _lock(path: Path, how: int, held: ExitStack) -> int:
+    descriptor = os.open(path, how | os.O_CLOEXEC, 0o600)
+    held.callback(os.close, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
 
 
 def sweep(root: Path) -> list[Path]:
     """Remove what dead owners have left in a directory; what was removed."""
     with suppress(OSError):  # whoever wants to use it will say so
-        return [path for path in sorted(root.glob(f"{PREFIX}*")) if _is_removed(path)]
+        if mount_of(root).is_local:
+            return [path for path in sorted(root.glob(f"{PREFIX}*")) if _is_removed(path)]
     return []
 
 
@@ -59,7 +73,7 @@ def _is_removed(path: Path) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _was_here(os.pread(descriptor, 1000, 0), path) or _grants_every_lock(path):
+        if os.pread(descriptor, 1000, 0) != _here():
             return False
         remove(path)  # the lock is held: of two that sweep, one removes
         return not os.path.lexists(path)
@@ -69,23 +83,6 @@ def _is_removed(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _grants_every_lock(path: Path) -> bool:
-    """Whether a lock says nothing here: some file systems give what is taken."""
-    with open(path / _OWNER, "rb") as again, suppress(OSError):
-        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def _was_here(owner: bytes, path: Path) -> bool:
-    here = _here()
-    reaches = mount_of(path).is_local and here.rpartition(b" ")[0] == owner.rpartition(b" ")[0]
-    return bool(here) and (owner == here or reaches)
-
-
 def _here() -> bytes:
-    """This pod, or host, on this boot of its machine; b"" where the kernel does not say which boot."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        return f"{socket.gethostname()} {pod_uid()} {boot}".encode()
-    return b""
+    """This host, and pod."""
+    return f"{socket.gethostname()} {pod_uid()}\n".encode()

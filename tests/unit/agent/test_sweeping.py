@@ -21,7 +21,7 @@ def killed(root: Path) -> Path:
     pid = os.fork()
     if not pid:
         job = scratch.make_job(root)
-        with sweeping.owned(job):
+        with sweeping.owned(job, is_kept=False):
             os.write(writer, str(job.path).encode())
             signal.pause()
         os._exit(0)
@@ -42,24 +42,32 @@ def test_what_a_killed_process_left_is_removed_with_all_that_is_in_it(tmp_path: 
 
 
 def test_what_belongs_to_the_living_stays(tmp_path: Path) -> None:
-    with sweeping.owned(scratch.make_job(tmp_path)):
+    with sweeping.owned(scratch.make_job(tmp_path), is_kept=False):
         assert sweeping.sweep(tmp_path) == []
 
 
 def test_what_nobody_owns_was_meant_to_be_kept(tmp_path: Path) -> None:
     job = scratch.make_job(tmp_path)
+    with sweeping.owned(job, is_kept=True):
+        pass
     assert sweeping.sweep(tmp_path) == []
     assert job.path.exists()
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_directory_that_is_owned_is_locked_for_who_removes_what_is_old(tmp_path: Path, is_kept: bool) -> None:
+    job = scratch.make_job(tmp_path)
+    descriptor = os.open(job.path, os.O_RDONLY)
+    try:
+        with sweeping.owned(job, is_kept=is_kept), pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
 
 
 def other_pod(path: Path) -> None:
     owner = path / "owner"
     owner.write_text("other-" + owner.read_text())
-
-
-def other_boot(path: Path) -> None:
-    owner = path / "owner"
-    owner.write_text(owner.read_text()[:-5] + "0000\n")
 
 
 def not_yet_said(path: Path) -> None:
@@ -70,16 +78,6 @@ def behind_a_link(path: Path) -> None:
     path.symlink_to(path.rename(path.parent / "elsewhere"))
 
 
-@pytest.mark.parametrize("is_local", [True, False])
-def test_what_a_machine_had_before_it_started_anew_is_removed_where_no_other_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
-) -> None:
-    path = killed(tmp_path)
-    other_boot(path)
-    monkeypatch.setattr(sweeping, "mount_of", lambda _: Mount("/", "ext4" if is_local else "nfs4", "", ""))
-    assert sweeping.sweep(tmp_path) == ([path] if is_local else [])
-
-
 @pytest.mark.parametrize("change", [other_pod, not_yet_said, behind_a_link])
 def test_what_may_belong_to_another_stays(tmp_path: Path, change: Callable[[Path], None]) -> None:
     path = killed(tmp_path)
@@ -88,10 +86,15 @@ def test_what_may_belong_to_another_stays(tmp_path: Path, change: Callable[[Path
     assert (path / "orders").exists()
 
 
-def test_where_every_lock_is_granted_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_file_system_that_other_machines_have_nothing_is_locked_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = killed(tmp_path)
-    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    assert sweeping.sweep(tmp_path) == []
+    monkeypatch.setattr(sweeping, "mount_of", lambda _: Mount("/", "nfs4", "", ""))
+    job = scratch.make_job(tmp_path)
+    with sweeping.owned(job, is_kept=False):
+        assert not (job.path / "owner").exists()
+        assert sweeping.sweep(tmp_path) == []
     assert path.exists()
 
 
@@ -102,5 +105,5 @@ def test_a_root_that_is_not_there_is_somebody_elses_error(tmp_path: Path) -> Non
 def test_a_directory_that_cannot_be_marked_is_used_all_the_same(tmp_path: Path) -> None:
     job = scratch.make_job(tmp_path)
     (job.path / "owner").mkdir()
-    with sweeping.owned(job):
+    with sweeping.owned(job, is_kept=False):
         assert sweeping.sweep(tmp_path) == []
