@@ -3,15 +3,14 @@
 Where a whole container is killed (out of memory, say), the process that guards scratch goes with it. The kubelet starts
 the container again in the same pod, whose volume is still there, and each such life would have that much less room.
 
-Only what is provably dead is removed: a directory whose owner had a lock that the kernel has released, on a file system
-that no other machine has; and a volume may be mounted in several pods, so the owner was in this one.
+Only what is provably dead is removed, of whatever pod: a directory whose owner had a lock that the kernel has released,
+on a file system that no other machine has.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ from pathlib import Path
 from ..fs.oserrors import mount_of
 from ..rank.places import JobScratch
 from ..rank_server.cleanup import remove
-from .life import pod_uid
 from .scratch import PREFIX
 
 _OWNER = "owner"
@@ -46,7 +44,7 @@ def _own(job: JobScratch, held: ExitStack, *, is_kept: bool) -> None:
     _lock(job.path, os.O_DIRECTORY, held)
     if not is_kept:
         # Under the lock: who gets it and finds nothing written has come between, and leaves the directory alone.
-        os.write(_lock(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, held), _here())
+        os.write(_lock(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, held), b"owned\n")
 
 
 def _lock(path: Path, how: int, held: ExitStack) -> int:
@@ -66,14 +64,14 @@ def sweep(root: Path) -> list[Path]:
 
 def _is_removed(path: Path) -> bool:
     try:
-        if path.is_symlink() or path.stat().st_uid != os.geteuid():
+        if path.is_symlink() or path.lstat().st_uid != os.geteuid():
             return False
         descriptor = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:  # what is to be kept, or not a job's, has no owner
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.pread(descriptor, 1000, 0) != _here():
+        if not os.read(descriptor, 1):
             return False
         remove(path)  # the lock is held: of two that sweep, one removes
         return not os.path.lexists(path)
@@ -81,8 +79,3 @@ def _is_removed(path: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-
-
-def _here() -> bytes:
-    """This host, and pod."""
-    return f"{socket.gethostname()} {pod_uid()}\n".encode()
