@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -38,6 +38,9 @@ _LOOK_SECONDS = 1.0
 """Between two looks at the groups: a hang is seconds old when anybody asks."""
 
 _OF_A_CRASH = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+
+_MOST_CLOSED = 256
+"""Groups that are noted as closed: of the latest ones. A recorder forgets, too."""
 
 _MOST_FRAMES = 100
 """Of a thread, as faulthandler has it."""
@@ -60,7 +63,7 @@ class Evidence:
         self._socket: Path | None = None
         self._meet: Callable[[], object] = bool
         self._served = False
-        self._made: set[str] = set()
+        self._made: dict[str, None] = {}
         self._again: dict[str, int] = {}
         self._thread = threading.Thread(target=self._run, name="safedist-evidence", daemon=True)
         self._thread.start()
@@ -79,7 +82,7 @@ class Evidence:
         is of that one: it counts from 1 again."""
         if name in self._made:
             self._again[name] = time.time_ns()
-        self._made.add(name)
+        self._made[name] = None
 
     def _run(self) -> None:
         # No signal of the user's: a thread that comes back from waiting for signals takes one that the main thread was
@@ -105,7 +108,7 @@ class Evidence:
     def _note_groups(self, socket: Path, before: str) -> str:
         if not self._served and torch_inside.has_worker_server():
             self._served = _serve(socket)
-        text = _groups(dict(self._again))
+        text = _groups(list(self._made)[-_MOST_CLOSED:], dict(self._again))
         if text:
             self._meet()
         return text if text != before and _written(groups_file(socket), text) else before
@@ -128,7 +131,7 @@ def groups_file(socket: Path) -> Path:
     """Where a rank notes its groups: JSON, with ``groups`` (members by name, as :func:`text_of`), ``recorders`` (by
     backend the question that torch answers with what it does; "" where it records nothing of it), ``endless`` (backends
     that give up nothing), ``again`` (of names that other groups had before: nanoseconds since the epoch, when the group
-    was made) and ``problem``."""
+    was made), ``closed`` (groups that are not there any more) and ``problem``."""
     return socket.with_suffix(".groups")
 
 
@@ -151,7 +154,7 @@ def ranks_of(text: str) -> list[int]:
     return list(range(int(first), int(last) + 1, int(step or 1)))
 
 
-def _groups(again: Mapping[str, int]) -> str:
+def _groups(made: Sequence[str], again: Mapping[str, int]) -> str:
     try:
         groups = torch_inside.process_groups()
         if not groups:
@@ -161,7 +164,7 @@ def _groups(again: Mapping[str, int]) -> str:
         members = {name: text_of(ranks) for name, ranks, _ in groups}
         endless = [backend for backend in recorders if not torch_inside.gives_up(backend)]
         facts = {"groups": members, "recorders": recorders, "endless": endless, "again": again, "problem": ""}
-        return json.dumps(facts)
+        return json.dumps({**facts, "closed": [name for name in made if name not in members]})
     except IncompatibleVersionError as error:
         return json.dumps({"groups": {}, "recorders": {}, "problem": str(error)})
 

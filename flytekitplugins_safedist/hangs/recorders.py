@@ -152,6 +152,7 @@ class _Reading:
     def __init__(self, rank: int, noted: Mapping[str, Any], names: Names) -> None:
         self._rank, self._members, self._names = rank, dict(noted.get("groups", {})), names
         self._endless, self._again = noted.get("endless", ()), noted.get("again", {})
+        self._closed = frozenset(noted.get("closed", ()))
         self.waits: dict[str, Wait] = {}
         self.begun: dict[str, int] = {}
         self.latest: list[tuple[str, int, str]] = []
@@ -180,7 +181,7 @@ class _Reading:
             self.begun[wait.key] = max(self.begun.get(wait.key, 0), wait.number)
             self.timeout = min(self.timeout, wait.timeout)
             self.latest += [(wait.key, wait.number, wait.operation)] if wait.number else []
-            if is_followed and not entry["retired"]:
+            if is_followed and not entry["retired"] and name not in self._closed:
                 self.waits.setdefault(wait.key, wait)
         if entries and entries[0]["record_id"]:
             self._add_evicted(backend, status)

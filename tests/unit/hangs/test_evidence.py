@@ -28,11 +28,14 @@ evidence = Evidence(stacks)
 IN_GROUPS = """
 import datetime, torch
 import torch.distributed as dist
+from flytekitplugins_safedist.compat import torch as torch_inside
+torch_inside.call_at_groups(evidence.note_group)
 evidence.follow(socket)
 store = dist.HashStore()
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 dist.all_reduce(torch.ones(3))
 dist.new_group([0], group_desc="mine")
+dist.destroy_process_group(dist.new_group([0]))
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -69,7 +72,7 @@ def test_a_rank_notes_its_groups_and_who_records_them_and_torch_answers(short_di
     try:
         until(lambda: len(noted()["groups"]) == 2, "both groups are noted")
         recorders_ = {"gloo": "fr_trace_json"}
-        facts = {"recorders": recorders_, "endless": [], "again": {}, "problem": ""}
+        facts = {"recorders": recorders_, "endless": [], "again": {}, "closed": ["2"], "problem": ""}
         assert noted() == {"groups": {"0": "0", "1": "0"}, **facts}
         until(lambda: recorders.ask(socket, "ping", 1.0) is not None, "torch answers")
         found = recorders.read({0: socket}, {})

@@ -92,6 +92,15 @@ def test_of_a_group_whose_name_another_had_what_that_one_did_is_no_matter() -> N
     assert merge(1, facts, {"gloo": left}, names).begun == {"gloo 9 ": 7, "gloo 0 0-2": 4}
 
 
+def test_nobody_waits_in_a_group_that_is_closed() -> None:
+    """What was given up there is never noted as ended; how far the rank had come counts for the others."""
+    facts = {"groups": {"0": "0-2"}, "recorders": {"gloo": "fr_trace_json"}, "closed": ["3"]}
+    left = entry(1, "barrier", pg_id=1, process_group=["3", "undefined"], retired=False)
+    found = merge(1, facts, {"gloo": dump(left, entry(2, "all_reduce", retired=False))}, {})
+    assert [wait.group for wait in found.waits] == ["0"]
+    assert found.begun == {"gloo 3 ": 1, "gloo 0 0-2": 2}
+
+
 def test_messages_between_two_ranks_do_not_hide_a_collective_that_has_not_ended() -> None:
     """Gloo counts them as operations of the group that have ended; its collectives it numbers without them."""
     found = gloo(dump(entry(5, "barrier"), entry(6, "all_reduce", retired=False), _0=7))
