@@ -113,7 +113,9 @@ def never_comes_to_a_group() -> None:
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=LONG)))
 def makes_its_group_again() -> None:
     """Rank 1 has come to more operations than rank 0 now waits in, in a group of the same name."""
-    dist.init_process_group("gloo")
+    me = current_rank()
+    store = dist.FileStore(str(me.node_dir / "store"), me.world_size)  # rank 0's other one might not be closed yet
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size)
     for _ in range(5):
         meet()
     dist.destroy_process_group()
