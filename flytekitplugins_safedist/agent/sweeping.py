@@ -21,6 +21,7 @@ from ..rank_server.cleanup import remove
 from .scratch import PREFIX
 
 _OWNER = "owner"
+_KEPT, _GOES = b"kept", b"goes"
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def owned(job: JobScratch, *, is_kept: bool) -> Iterator[None]:
 
     Args:
         job: whose.
-        is_kept: it is to stay in any case.
+        is_kept: it is to stay, but for what may hold secrets.
     """
     with ExitStack() as held:
         with suppress(OSError):  # where there is no room, it is only not removed later
@@ -42,9 +43,8 @@ def _own(job: JobScratch, held: ExitStack, *, is_kept: bool) -> None:
         return  # a lock may be waited for without end
     # systemd removes what is old in /tmp, and leaves alone what is locked (tmpfiles.d(5)).
     _lock(job.path, os.O_DIRECTORY, held)
-    if not is_kept:
-        # Under the lock: who gets it and finds nothing written has come between, and leaves the directory alone.
-        os.write(_lock(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, held), b"owned\n")
+    # Under the lock: who gets it and finds nothing written has come between, and leaves the directory alone.
+    os.write(_lock(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, held), _KEPT if is_kept else _GOES)
 
 
 def _lock(path: Path, how: int, held: ExitStack) -> int:
@@ -67,13 +67,15 @@ def _is_removed(path: Path) -> bool:
         if path.is_symlink() or path.lstat().st_uid != os.geteuid():
             return False
         descriptor = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # what is to be kept, or not a job's, has no owner
+    except OSError:  # it is not a job's, or nobody could say so
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.read(descriptor, 1):
-            return False
-        remove(path)  # the lock is held: of two that sweep, one removes
+        word = os.read(descriptor, 4)  # the lock is held: of two that sweep, one removes
+        if word == _KEPT:
+            remove(JobScratch(path, path).orders)
+        elif word == _GOES:
+            remove(path)
         return not os.path.lexists(path)
     except OSError:
         return False

@@ -137,6 +137,7 @@ def test_a_run_leaves_the_scratch_of_a_living_one_and_what_is_to_be_kept(warm, t
     second = warm.start("job_failing:waits", tmp_path / "second", environment=shared)
     ranks_gate.heard(2)
     assert len(list(root.glob("safedist-*"))) == 3
+    assert len(list(root.glob("safedist-*/orders"))) == 2, "those of the living: they may hold secrets"
     ranks_gate.let_go(4)
     assert [running.wait().value for running in (first, second)] == ["done", "done"]
 

@@ -16,13 +16,13 @@ from flytekitplugins_safedist.fs.oserrors import Mount
 from tests.harness import needs
 
 
-def killed(root: Path) -> Path:
+def killed(root: Path, *, is_kept: bool = False) -> Path:
     """The directory of a process that was killed in the midst of its work."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         job = scratch.make_job(root)
-        with sweeping.owned(job, is_kept=False):
+        with sweeping.owned(job, is_kept=is_kept):
             os.write(writer, str(job.path).encode())
             signal.pause()
         os._exit(0)
@@ -47,10 +47,16 @@ def test_what_belongs_to_the_living_stays(tmp_path: Path) -> None:
         assert sweeping.sweep(tmp_path) == []
 
 
-def test_what_nobody_owns_was_meant_to_be_kept(tmp_path: Path) -> None:
+def test_what_is_to_be_kept_stays_but_for_what_may_hold_secrets(tmp_path: Path) -> None:
+    path = killed(tmp_path, is_kept=True)
+    (path / "orders" / "inputs.pb").write_text("secret")
+    for _ in range(2):
+        assert sweeping.sweep(tmp_path) == []
+        assert sorted(each.name for each in path.iterdir()) == ["inputs", "logs", "node", "owner"]
+
+
+def test_what_nobody_owns_stays(tmp_path: Path) -> None:
     job = scratch.make_job(tmp_path)
-    with sweeping.owned(job, is_kept=True):
-        pass
     assert sweeping.sweep(tmp_path) == []
     assert job.path.exists()
 
