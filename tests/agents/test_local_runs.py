@@ -121,15 +121,18 @@ if __name__ == "__main__":
 """
 
 
-def test_under_nohup_a_job_outlives_its_terminal(warm, tmp_path, ranks_gate):
+@pytest.mark.parametrize("nohup", [["nohup"], []], ids=["nohup", "plain"])
+def test_a_job_ends_with_its_terminal_but_under_nohup(warm, tmp_path, ranks_gate, nohup):
     script = tmp_path / "script.py"
     script.write_text(OUTLIVES)
-    running = warm.command(["nohup", sys.executable, str(script)], tmp_path / "job", ranks_gate.environment)
+    running = warm.command([*nohup, sys.executable, str(script)], tmp_path / "job", ranks_gate.environment)
     ranks_gate.heard(1)
     running.signal(signal.SIGHUP)
-    ranks_gate.let_go(1)
+    if nohup:
+        ranks_gate.let_go(1)
     ended = running.wait()
-    assert (ended.code, ended.left) == (0, []), ended.err
+    assert (ended.code, ended.left) == (0 if nohup else 1, []), ended.err
+    assert ("told to stop by SIGHUP" in ended.err) == (not nohup)
 
 
 def test_breakpoint_is_the_terminals_and_rank_0s_while_the_others_pass_it(warm, tmp_path):
