@@ -192,12 +192,13 @@ class Checkpoints:
         agreed = self._agreement and self._agreement.open_for(self)
         try:
             self._begin(step, state)
-            if agreed and (agreed.urgent or agreed.forced):
+            if agreed and agreed.is_last:
                 self.wait()
         except Exception as error:
-            if not agreed or not agreed.urgent:
+            if not agreed or not agreed.is_last:
                 raise
-            logger.warning(f"the last save before the pod leaves failed: {type(error).__name__}: {error}")
+            what = "the pod leaves" if agreed.urgent else "a node joins"
+            logger.warning(f"the last save before {what} failed: {type(error).__name__}: {error}")
         finally:
             if self._agreement and agreed:
                 self._agreement.over(self)
@@ -288,7 +289,7 @@ class Checkpoints:
             store = self._find()
             self._mark = agreement.Mark(page, store, lambda: places.leave_pointer(self._facts, store.url))
         agreed = self._agreement.at(self, step, by_itself=self._every is not None, settle=self._settle)
-        if agreed is None or agreed.urgent or agreed.forced or self._ask_rank_0(step):
+        if agreed is None or agreed.is_last or self._ask_rank_0(step):
             return agreed is not None
         self._agreement.over(self)
         return False

@@ -119,6 +119,11 @@ class AgreedSave:
     urgent: bool
     forced: bool = False
 
+    @property
+    def is_last(self) -> bool:
+        """The ranks are ended after it."""
+        return self.urgent or self.forced
+
 
 def _call_of(answer: int) -> int:
     return (answer >> _CALL_SHIFT) & _CALL_MASK

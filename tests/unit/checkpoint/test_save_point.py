@@ -78,13 +78,16 @@ def test_a_forced_save_is_committed_though_none_is_due_and_the_ranks_go_on(agent
     assert agent.finished(call, urgent=False)
 
 
-def test_an_urgent_save_that_fails_is_said_and_nobody_waits_for_it(agent, stood_still, tmp_path, caplog):
+@pytest.mark.parametrize("urgent", [True, False], ids=["a pod leaves", "a node joins"])
+def test_the_last_save_of_a_round_that_fails_is_said_and_nobody_waits_for_it(
+    agent, stood_still, tmp_path, caplog, urgent
+):
     (tmp_path / "file").write_text("in the way")
-    answered(agent, 1, 0, urgent=True)
+    answered(agent, 1, 0, urgent=urgent, forced=not urgent)
     Checkpoints(tmp_path / "file" / "place", every=None).save(0, {"x": 0})
-    assert agent.finished(1, urgent=True)
-    assert stood_still == ["still"]
-    assert "the last save before the pod leaves failed" in caplog.text
+    assert agent.finished(1, urgent=urgent)
+    assert stood_still == (["still"] if urgent else [])
+    assert f"the last save before {'the pod leaves' if urgent else 'a node joins'} failed" in caplog.text
 
 
 def test_a_trainer_that_makes_its_own_files_is_told_before_until_it_saves(agent, stood_still, tmp_path):
