@@ -397,7 +397,9 @@ def _kind(one: Snapshot, idle: float = 0.0) -> str:
         return "frozen"
     if one.returned:
         return "returned"
-    computes = one.cpu > _BUSY + min(2 * _BUSY, idle) and not (one.stack and one.stack[0].file.endswith(_WAKING))
+    # On a machine with too few cores all use little of one, who computes and who only wakes.
+    computes = one.is_running or one.cpu > _BUSY + min(2 * _BUSY, idle)
+    computes = computes and not (one.stack and one.stack[0].file.endswith(_WAKING))
     if computes or one.works:
         return "slow"
     if one.holds_gil:

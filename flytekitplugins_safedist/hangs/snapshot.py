@@ -44,6 +44,7 @@ class Snapshot:
         moved: its main thread was in different calls within the short time that it was looked at.
         data: bytes a second that it reads and writes, with all that it has started.
         is_stuck: it was in uninterruptible sleep, at the first look and at the last.
+        is_running: it ran, or would have on a free core, at both.
         record: its operations with other ranks; one that is not whole says nothing of what is not in it.
         step: its step as a wait.
         call: the operation that its stack shows, where nothing records it.
@@ -64,6 +65,7 @@ class Snapshot:
     moved: bool = False
     data: int = 0
     is_stuck: bool = False
+    is_running: bool = False
     record: RankRecord = field(default_factory=RankRecord)
     step: Wait | None = None
     call: Wait | None = None
@@ -156,6 +158,7 @@ def take(ranks: Places, send: Callable[[int, int], object], *, is_chatty: bool =
             moved=len({_way(answer[0]) for answer in threads[rank]}) > 1,
             data=round(_moved(first[rank], process, grown[rank], is_chatty=is_chatty) / took),
             is_stuck=process.state == first[rank].state == "D",
+            is_running=process.state == first[rank].state == "R",
         )
         for rank, process in sorted(last.items())
     ]

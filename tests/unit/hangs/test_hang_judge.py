@@ -88,6 +88,7 @@ def found(*snapshots: Snapshot) -> Hang:
         ({"process": Process(1, "S", children=(7, 8))}, "missing", "; its child process 7 has ended or is stopped;"),
         ({"returned": True, "record": RankRecord()}, "returned", "rank 1 has returned from the task's function"),
         ({"cpu": 1.0, "holds_gil": True}, "slow", "computes (1.0 core(s) in use)"),
+        ({"cpu": 0.05, "is_running": True}, "slow", "computes (0.1 core(s) in use)"),  # where all have little of a core
         ({"data": 20_000}, "slow", "reads or writes"),
         ({"steps": Steps(is_saving=True)}, "slow", "saves or restores a checkpoint"),
         ({"steps": Steps(is_fetched_for=True)}, "slow", "waits for an input that another rank of its node downloads"),

@@ -77,13 +77,13 @@ def test_the_main_thread_is_not_taken_for_another_where_there_are_too_many() -> 
     assert stacks.parse("".join(map(pool.format, range(99))) + DUMP)[0][0].function == "all_reduce"
 
 
-def test_a_rank_is_stuck_in_the_kernel_if_it_is_so_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_is_stuck_in_the_kernel_or_runs_if_it_is_so_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "PAUSE_SECONDS", 0.0)
-    for states, is_stuck in (("DD", True), ("SD", False), ("DS", False)):
+    for states in ("DD", "SD", "DS", "RR", "SR", "RS"):
         looks = iter({7: Process(7, state)} for state in states)
         monkeypatch.setattr(processes, "look", lambda _, looks=looks: next(looks))
         [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda *_: None)
-        assert found.is_stuck is is_stuck
+        assert (found.is_stuck, found.is_running) == (states == "DD", states == "RR")
 
 
 def test_what_is_mapped_into_memory_or_read_by_one_long_call_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
