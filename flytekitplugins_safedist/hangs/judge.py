@@ -266,7 +266,8 @@ class _Job:
             if len(parts) > 1:
                 return self.differing(list(parts.values()), "has called", "have called", "where", now=own)
             counts = {wait.number for wait in called.values()}
-            if first.source == HOROVOD and " of " not in first.operation and len(counts) > 1:
+            is_named = any(" of " in wait.operation for wait in called.values())
+            if first.source == HOROVOD and not is_named and len(counts) > 1:
                 return self.hang("unnamed", (), f"{_who(own.values())}: tensors without a name, which each rank counts")
         silent = self.silent()
         doubt = f"; nobody knows what rank {listed(silent)} waits in" if silent else ""

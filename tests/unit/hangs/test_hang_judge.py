@@ -515,6 +515,8 @@ def test_who_has_joined_waits_for_ranks_that_go_on_with_good_reason() -> None:
     assert found(idle, joined).culprits == (0,)
     hang = found(for_horovod(0, 900, "w"), joined, for_horovod(2, 900, "w"))
     assert (hang.kind, hang.culprits) == ("symmetric", ()), "what the others call goes without it"
+    hang = found(for_horovod(0, 900, "w"), joined, for_horovod(2, 905, "w"))
+    assert hang.kind == "symmetric", "nor does it say that they call what has no name"
 
 
 def test_ranks_of_which_some_go_on_with_other_operations_are_no_hang_that_is_seen_twice() -> None:
