@@ -55,11 +55,12 @@ class Evidence:
 
     def __init__(self, stacks: Path) -> None:
         self._stacks = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        faulthandler.register(FORCE, file=self._stacks, all_threads=True)
         # Threads of libraries, and processes that this one starts, inherit both. One that takes signals of all numbers
         # must not be ended by this; the kernel keeps it all the same, since the main thread holds it back.
         signal.signal(ASK, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, [ASK, FORCE])
+        # Last: whoever sees this handler asks, by the other signal, also a rank that has just begun.
+        faulthandler.register(FORCE, file=self._stacks, all_threads=True)
         self._socket: Path | None = None
         self._meet: Callable[[], object] = bool
         self._served = False
