@@ -23,6 +23,9 @@ PAUSE_SECONDS = 0.4
 _MOVED_BYTES = 16 * 1024
 """A second, that a rank reads or writes if it does so at all: libraries ask a group's store for a few each second."""
 
+_ASKED_BYTES = 2048
+"""Of one connection while ranks are looked at, that may be such questions: rank 0, which has the store, has all."""
+
 _FILE = r"/orders/round-\d+-rank-(\d+)\.stacks$"
 _BETWEEN = ("/torch/autograd/", "/torch/nn/", "/torch/optim/", "/torch/utils/")
 """What calls a collective on behalf of the user: no place to look for a mistake."""
@@ -197,8 +200,9 @@ def _moved(first: Process, last: Process, stacks_grown: int, *, is_chatty: bool)
     stored = max(0, last.stored - first.stored - stacks_grown)
     if is_chatty:
         return stored
-    network = sum(max(0, count - first.received.get(each, 0)) for each, count in last.received.items())
-    return max(stored, last.data - first.data - stacks_grown) + network
+    network = [max(0, count - first.received.get(each, 0)) for each, count in last.received.items()]
+    asked = sum(each for each in network if each <= _ASKED_BYTES)  # which may be in the data, too
+    return max(stored, last.data - first.data - stacks_grown - asked) + sum(network) - asked
 
 
 def _way(stack: Stack) -> tuple[object, ...]:

@@ -95,6 +95,22 @@ def test_what_is_mapped_into_memory_or_read_by_one_long_call_is_read(monkeypatch
     assert found.works.startswith("reads or writes")
 
 
+@pytest.mark.parametrize(("connections", "moved", "works"), [(500, 300, False), (1, 150_000, True)])
+def test_what_many_ask_of_a_store_for_a_moment_each_is_no_work_of_the_rank_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, connections: int, moved: int, *, works: bool
+) -> None:
+    """Rank 0 of a large job, each of whose ranks looks for a key there each second. Its server reads these as files
+    are read, so that they are counted there as well."""
+    monkeypatch.setattr(snapshot, "PAUSE_SECONDS", 0.05)
+    links = [str(number) for number in range(connections)]
+    looks = iter(
+        {7: Process(7, "S", data=each * connections, received=dict.fromkeys(links, each))} for each in (9, 9 + moved)
+    )
+    monkeypatch.setattr(processes, "look", lambda _: next(looks))
+    [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda *_: None)
+    assert found.works.startswith("reads or writes") is works
+
+
 def test_a_collective_is_the_innermost_call_of_a_library_that_has_them() -> None:
     waits = Snapshot(0, Process(7, "S"), stacks.parse(DUMP))
     assert (waits.waits_in, waits.where) == ("all_reduce", "in all_reduce, called at a file.py:33 in step")
