@@ -749,8 +749,8 @@ _STORES_WORDS: dict[Outlook, frozenset[str]] = {
             *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken", "TokenRefreshRequired"),
             *("RequestTimeTooSkewed", "AuthenticationFailed", "AuthorizationFailure", "InvalidClientTokenId"),
             *("UnrecognizedClientException", "NoCredentialsError", "PartialCredentialsError"),
-            *("CredentialRetrievalError", "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError"),
-            *("ClientAuthenticationError", "RefreshError", "DefaultCredentialsError", "ProfileNotFound"),
+            *("TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "ClientAuthenticationError"),
+            *("RefreshError", "DefaultCredentialsError", "ProfileNotFound"),
         }
     ),
     Outlook.MISSING: frozenset(
@@ -763,9 +763,10 @@ _STORES_WORDS: dict[Outlook, frozenset[str]] = {
 _BUSY = re.compile(
     r"429|5\d\d|SlowDown|ServiceUnavailable|InternalError|RequestTimeout|OperationAborted|ConditionalRequestConflict"
     r"|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error|URLError"
+    r"|(Credential|Metadata)RetrievalError"
 )
-"""Statuses and S3's codes that ask for patience, and exceptions of aiohttp and botocore that mean the network, by
-name."""
+"""Statuses and S3's codes that ask for patience, and exceptions of aiohttp and botocore that mean the network, or that
+the service of this machine that hands out credentials is away, by name."""
 
 
 def outlook(error: BaseException) -> Outlook:

@@ -321,6 +321,10 @@ class NoCredentialsError(Exception):
     """As botocore's: known by its name."""
 
 
+class CredentialRetrievalError(Exception):
+    """As botocore's, which had credentials before and asks for new ones: the service on this node is away."""
+
+
 def wrapped(inner: BaseException) -> OSError:
     error = OSError("s3fs wraps it")
     error.__cause__ = inner
@@ -339,6 +343,7 @@ def wrapped(inner: BaseException) -> OSError:
         (wrapped(NoCredentialsError()), Outlook.DENIED),
         (ImportError("no s3fs"), Outlook.UNSUPPORTED),
         (ClientError("SlowDown"), Outlook.TRANSIENT),
+        (CredentialRetrievalError(), Outlook.TRANSIENT),
         (ConnectionResetError(), Outlook.TRANSIENT),
         (TimeoutError(), Outlook.TRANSIENT),
         (ValueError("Invalid endpoint"), Outlook.TRANSIENT),
