@@ -376,9 +376,10 @@ class NodePolicy:
         if save.step is None and self.status.floor.call < save.call:
             self._hand_out_once(("call", save.call), CallRanks(save.call))
         elif save.step is not None and self.status.saved < save.call:
-            if save.is_urgent and not save.is_empty and ("save", save.call) not in self._once:
+            is_told = (save.is_urgent and not save.is_empty) or (save.is_forced and save.step >= 0)
+            if is_told and ("save", save.call) not in self._once:
                 at = "no rank saves by steps" if save.step < 0 else f"all ranks save at step {save.step}"
-                self._out.append(Say(f"a node was told to stop: {at}"))
+                self._out.append(Say(f"{'a node was told to stop' if save.is_urgent else 'a node joins'}: {at}"))
             self._hand_out_once(("save", save.call), SaveAt(save.call, save.step, save.is_urgent, save.is_forced))
 
     def _look_at_ranks(self, look: int, hang: HangNotice | None) -> None:

@@ -601,6 +601,13 @@ def test_checks_are_done_in_place_of_ranks_and_come_back_with_a_report():
     assert (node.status.phase, node.status.report) == ("returned", "fit")
 
 
+def test_a_save_before_a_node_joins_is_made_whether_or_not_it_is_due_and_told():
+    node = running()
+    node.want(save=Save(1, is_urgent=False, is_forced=True))
+    assert node.want(save=Save(1, is_urgent=False, step=6, is_forced=True)) == [act.SaveAt(1, 6, False, True)]
+    assert node.log == ["a node joins: all ranks save at step 6"]
+
+
 def test_a_rank_that_asks_is_served_by_the_next_call():
     node = running()
     node.take(node.it.on_ask(node.now))
