@@ -153,7 +153,7 @@ def _around(
 
             def load() -> Any:
                 stopping.listen_again()
-                task = _with_room(load_task() if job is None else job(ctx))
+                task = _with_room(load_task() if job is None else job(ctx), ctx.execution_state.working_dir)
                 flytekit_inside.no_warning_is_an_error()  # what follows is flytekit's and ours: ranks have the user's
                 running.enter_context(stopping.unwinding())
                 return task
@@ -179,12 +179,12 @@ def _around(
     return dispatch_execute
 
 
-def _with_room(task: Any) -> Any:
-    """The task, which has room kept for its verdict while it runs."""
+def _with_room(task: Any, beside: str) -> Any:
+    """The task, which has room kept for its verdict, beside a directory, while it runs."""
     execute = task.dispatch_execute
 
     def dispatch_execute(*given: Any, **named: Any) -> Any:
-        with verdict.room_kept():
+        with verdict.room_kept(beside):
             return execute(*given, **named)
 
     task.dispatch_execute = dispatch_execute

@@ -68,13 +68,16 @@ class Decided(SystemExit):
 
 
 @contextmanager
-def room_kept() -> Iterator[None]:
+def room_kept(beside: str) -> Iterator[None]:
     """Inside, room for a verdict is kept on the disk on which it lies before it is uploaded. What runs may fill that:
-    the error that says so would be lost then, and with outputs the whole work."""
+    the error that says so would be lost then, and with outputs the whole work.
+
+    Args:
+        beside: a directory there; flytekit's own, which goes with the container.
+    """
     with ExitStack() as kept:
         with suppress(OSError):  # the disk is full already
-            made = tempfile.TemporaryDirectory(prefix="safedist-room-", ignore_cleanup_errors=True)
-            directory = kept.enter_context(made)
+            directory = kept.enter_context(tempfile.TemporaryDirectory(dir=beside, ignore_cleanup_errors=True))
             for number in range(_KEPT_FILES):  # by their names: what runs may close any descriptor, or have it forked
                 with (Path(directory) / str(number)).open("wb") as file:
                     disk = os.fstatvfs(file.fileno())
