@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from ..compat import torch as torch_inside
 from ..errors import IncompatibleVersionError
@@ -38,6 +39,9 @@ _LOOK_SECONDS = 1.0
 """Between two looks at the groups: a hang is seconds old when anybody asks."""
 
 _OF_A_CRASH = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+
+HANDLES, _MOST_HANDLED = "  Handles ", 200
+"""How a line begins that says which exception the main thread handles; and letters of that."""
 
 _MOST_CLOSED = 256
 """Groups that are noted as closed: of the latest ones. A recorder forgets, too."""
@@ -102,7 +106,9 @@ class Evidence:
 
     def _write_stacks(self) -> None:
         own = threading.get_ident()
-        shown = [_shown(ident, frame) for ident, frame in sys._current_frames().items() if ident != own]
+        main = threading.main_thread().ident
+        frames = sys._current_frames().items()
+        shown = [_shown(ident, frame, is_main=ident == main) for ident, frame in frames if ident != own]
         with contextlib.suppress(OSError):  # no space: it has not answered then
             os.write(self._stacks, "\n".join(shown).encode(errors="backslashreplace"))
 
@@ -115,11 +121,22 @@ class Evidence:
         return text if text != before and _written(groups_file(socket), text) else before
 
 
-def _shown(ident: int, frame: FrameType) -> str:
-    """The stack of a thread, as faulthandler writes it."""
+def _shown(ident: int, frame: FrameType, *, is_main: bool) -> str:
+    """The stack of a thread, as faulthandler writes it; of the main one with the exception that it handles."""
     frames = itertools.islice(_outward(frame), _MOST_FRAMES)
     lines = [f'  File "{each.f_code.co_filename}", line {each.f_lineno} in {each.f_code.co_name}\n' for each in frames]
-    return f"Thread 0x{ident:016x} (most recent call first):\n{''.join(lines)}"
+    return f"Thread 0x{ident:016x} (most recent call first):\n{_handled(ident) if is_main else ''}{''.join(lines)}"
+
+
+def _handled(ident: int) -> str:
+    """A line for the exception that a thread handles, without calling any code of its class; "" for none."""
+    found: Any = sys._current_exceptions().get(ident)
+    error = found[1] if isinstance(found, tuple) else found  # until Python 3.11, three facts
+    if not isinstance(error, BaseException):
+        return ""
+    arguments = BaseException.args.__get__(error)  # type: ignore[attr-defined]
+    text = f": {arguments[0][:_MOST_HANDLED]}" if arguments and type(arguments[0]) is str else ""
+    return f"{HANDLES}{' '.join(f'{type(error).__qualname__}{text}'.split())[:_MOST_HANDLED]}\n"
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:

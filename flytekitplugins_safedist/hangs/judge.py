@@ -294,6 +294,8 @@ class _Job:
         waits = [now[rank] for rank in few if rank in now] if now is not None else []
         all_waits = [wait for some in (parts if now is None else [now]) for wait in some.values()]
         why = f", {words[2]} ".join(said) + (f"; now {_who(waits)}" if waits else "")
+        handled = {rank: self.ranks[rank].handles for rank in sorted(few) if self.ranks[rank].handles}
+        why += "".join(f"; rank {rank} handles {handled[rank]}" for rank in list(handled)[:1])
         hang = self.hang("mismatch", few, why)
         # Where others than those who wait for too long go on, it is another one at the next look.
         return replace(hang, key=_digest(hang.key, sorted((wait.rank, wait.key, wait.number) for wait in all_waits)))

@@ -57,6 +57,7 @@ class Snapshot:
         returned: it has left the task's function, successfully.
         debugged: a person is asked in its debugger.
         has_entered: it has entered the task's function. What comes before (imports, inputs) has limits of its own.
+        handles: the exception that the main thread handles: its class, and what it says; "" for none.
         gpus, faults: its own ones, and what they have reported.
     """
 
@@ -78,6 +79,7 @@ class Snapshot:
     returned: bool = False
     debugged: bool = False
     has_entered: bool = True
+    handles: str = ""
     gpus: tuple[GpuUse, ...] = ()
     faults: tuple[GpuFault, ...] = ()
 
@@ -121,10 +123,11 @@ class Snapshot:
             return f"{self.process}; it has not answered"
         if not self.stack:
             return "where nobody knows: its main thread is not among the hundred whose stacks Python shows"
+        handles = f" as it handles {self.handles}" if self.handles else ""
         if not self.waits_in:
-            return f"at {self.stack[0].short}"
+            return f"at {self.stack[0].short}{handles}"
         caller = users_frame(self.stack)
-        return f"in {self.waits_in}" + (f", called at {caller.short}" if caller is not None else "")
+        return f"in {self.waits_in}" + (f", called at {caller.short}" if caller is not None else "") + handles
 
 
 def users_frame(stack: Stack) -> Frame | None:
@@ -142,7 +145,7 @@ def take(ranks: Places, send: Callable[[int, int], object], *, is_chatty: bool =
         is_chatty: a library of theirs exchanges messages all the time: the network's bytes say nothing.
     """
     began, first = time.monotonic(), _looks(ranks)
-    threads: dict[int, list[tuple[Stack, ...]]] = {rank: [] for rank in ranks}
+    threads: dict[int, list[stacks.Threads]] = {rank: [] for rank in ranks}
     before = {rank: stacks.size(path) for rank, (_, path) in ranks.items()}
     for number in range(SAMPLES):
         if number:
@@ -156,7 +159,8 @@ def take(ranks: Places, send: Callable[[int, int], object], *, is_chatty: bool =
             rank=rank,
             process=replace(process, data=0, stored=0, received={}),
             time=now,
-            threads=threads[rank][-1] if threads[rank] else (),
+            threads=tuple(threads[rank][-1]) if threads[rank] else (),
+            handles=threads[rank][-1].handles if threads[rank] else "",
             cpu=max(0.0, process.cpu - first[rank].cpu) / took,
             moved=len({_way(answer[0]) for answer in threads[rank]}) > 1,
             data=round(_moved(first[rank], process, grown[rank], is_chatty=is_chatty) / took),

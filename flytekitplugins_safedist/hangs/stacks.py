@@ -16,7 +16,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from . import processes
-from .evidence import ASK, FORCE, START
+from .evidence import ASK, FORCE, HANDLES, START
 
 WRITE_SECONDS = 1.0
 """For a rank to write its stacks. It takes milliseconds; a process that is stopped never does."""
@@ -57,6 +57,19 @@ class Frame:
 
 Stack = tuple[Frame, ...]
 """Of one thread, the innermost call first."""
+
+
+class Threads(tuple[Stack, ...]):
+    """The stacks of a rank's threads, the main thread's first.
+
+    Attributes:
+        handles: the exception that the main thread handles: its class, and what it says; "" for none.
+    """
+
+    handles = ""
+
+
+_HANDLES = re.compile(rf"^{HANDLES}(.+)$", re.MULTILINE)
 
 HOROVOD_FILES = ("/horovod/common/", "/horovod/torch/")
 """Of a path: Horovod's own code. A project may be in a directory of that name, too."""
@@ -120,7 +133,7 @@ def _waits(frame: Frame) -> bool:
 
 def ask(
     ranks: Mapping[int, tuple[int, Path]], send: Callable[[int, int], object], *, forces: bool = True
-) -> dict[int, tuple[Stack, ...]]:
+) -> dict[int, Threads]:
     """The threads of each rank that answers, the main thread first; within :data:`WRITE_SECONDS`, or twice that.
 
     Args:
@@ -160,7 +173,7 @@ def _silent(
     return [rank for rank, (_, path) in asked.items() if size(path) <= before[rank]]
 
 
-def parse(text: str) -> tuple[Stack, ...]:
+def parse(text: str) -> Threads:
     """What a rank wrote: the main thread first, without safedist's own start of the rank; () in its place where
     it is not among the hundred that faulthandler shows.
 
@@ -176,8 +189,10 @@ def parse(text: str) -> tuple[Stack, ...]:
         threads.append(tuple(Frame(file, int(line) if line.isdigit() else 0, name) for file, line, name in frames))
         main = len(threads) - 1 if start else main
     if main is None and len(threads) >= _MOST_THREADS:
-        return ((), *threads)
-    return (*threads[main or 0 : (main or 0) + 1], *threads[: main or 0], *threads[(main or 0) + 1 :])
+        return Threads(((), *threads))
+    found = Threads((*threads[main or 0 : (main or 0) + 1], *threads[: main or 0], *threads[(main or 0) + 1 :]))
+    found.handles = _HANDLES.findall(text)[-1] if _HANDLES.search(text) is not None else ""
+    return found
 
 
 def crashed_at(text: str) -> str:

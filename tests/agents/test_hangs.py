@@ -80,6 +80,12 @@ CASES = [
         r"rank 1 has called barrier \(.*, where ranks 0, 2 have",
         **both("mismatch"),
     ),
+    Case(
+        "barrier as it raises",
+        "calls a barrier as it raises (`finally`): its exception is in the error",
+        r"rank 1 has called barrier \(.*, where ranks 0, 2 have .*; rank 1 handles ValueError: a bad batch",
+        torch="mismatch",
+    ),
     Case("other collective", "calls another operation", r"rank 1 has called broadcast", **both("mismatch")),
     Case(
         "other shape",

@@ -135,6 +135,13 @@ def mixes(how: str) -> None:
         if rank != 1:
             dist.all_reduce(tensor)
         dist.barrier()
+    elif how == "barrier as it raises":
+        try:
+            if rank == 1:
+                raise ValueError("a bad batch")
+            dist.all_reduce(tensor)
+        finally:
+            dist.barrier()
     elif how == "barrier in one branch":
         if rank == 1:
             dist.barrier()

@@ -204,6 +204,14 @@ def test_where_all_wait_the_few_who_called_something_else_are_named() -> None:
     assert hang.why.startswith("rank 1 has called barrier (#4 of group 0), where ranks 0, 2 have called broadcast")
 
 
+def test_who_stands_somewhere_as_it_handles_an_exception_is_told_with_it() -> None:
+    """It is the cause, and nobody hears of it before the rank comes back from there."""
+    hang = found(waits(0), waits(1, BARRIER, handles="ValueError: a bad batch"), waits(2))
+    assert hang.why.endswith("; rank 1 handles ValueError: a bad batch")
+    hang = found(waits(0), elsewhere(1, handles="ValueError: a bad batch"))
+    assert "rank 1 is at train.py:7 in evaluate as it handles ValueError: a bad batch, and does nothing" in hang.why
+
+
 def test_ranks_that_wait_for_each_other_in_two_groups_have_crossed_them() -> None:
     one, other = of_group("0-2", name="1"), of_group("0-2", name="2")
     hang = found(waits(0, one), waits(1, other), waits(2, one))
