@@ -71,7 +71,7 @@ class RankContext(Identity):
 
         Args:
             step: its number, counted over all epochs: steps that fall are in no error, and in no count of failures.
-            of: how many steps there are, where that is known.
+            of: how many steps there are, where that is known; after the last one this rank is in no step.
             values: numbers by name, eight names at most.
         """
         if RECORDER.value is not None:
