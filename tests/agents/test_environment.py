@@ -73,7 +73,7 @@ def test_a_new_round_finds_no_process_and_no_scratch_of_the_round_before_it(warm
     (pid,) = ranks_gate.heard(1)
     (names,) = ranks_gate.heard(1)
     assert not alive(int(pid))
-    assert json.loads(names) == ["1-0", "1-1", "cache", "inputs", "logs", "node", "orders", "round-1"], "no round 0"
+    assert json.loads(names) == ["1-0", "1-1", "cache", "inputs", "logs", "node", "orders", "owner", "round-1"]
     ranks_gate.let_go(1)
     ended = running.wait()
     assert (ended.code, ended.left) == (0, [])
