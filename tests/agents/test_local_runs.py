@@ -121,11 +121,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("nohup", [["nohup"], []], ids=["nohup", "plain"])
-def test_a_job_ends_with_its_terminal_but_under_nohup(warm, tmp_path, ranks_gate, nohup):
+@pytest.mark.parametrize("by", ["nohup", "env --default-signal=HUP"])  # these tests may run under nohup themselves
+def test_a_job_ends_with_its_terminal_but_under_nohup(warm, tmp_path, ranks_gate, by):
+    nohup = by == "nohup"
     script = tmp_path / "script.py"
     script.write_text(OUTLIVES)
-    running = warm.command([*nohup, sys.executable, str(script)], tmp_path / "job", ranks_gate.environment)
+    running = warm.command([*by.split(), sys.executable, str(script)], tmp_path / "job", ranks_gate.environment)
     ranks_gate.heard(1)
     running.signal(signal.SIGHUP)
     if nohup:
