@@ -32,7 +32,7 @@ from ..record.run import Run
 from ..record.run_page import ConsoleDeck
 from ..store.patience import within
 from ..texts import human
-from . import arrival, disk, memory, scratch, standby, sweeping
+from . import arrival, disk, memory, scratch, standby
 from .disk import DiskLimit
 
 if TYPE_CHECKING:
@@ -318,13 +318,13 @@ def _scratch_root(asked: Scratch, environment: Mapping[str, str]) -> Path:
 @contextmanager
 def _scratch(root: Path, settings: Registered) -> Iterator[Scratched]:
     mode = settings.scratch.keep
-    for path in sweeping.sweep(root):  # first: it may be what fills the disk
+    for path in scratch.sweep(root):  # first: it may be what fills the disk
         logger.info(f"removed the scratch of an earlier run here, which was killed: {path}")
     _check_room(root, settings.size_limit)
     job = scratch.make_job(root)
     scratched = Scratched(job)
     try:
-        with sweeping.owned(job, is_kept=mode != "never"):
+        with scratch.own(job, is_kept=mode != "never"):
             yield scratched
     finally:
         if job.short != job.path:

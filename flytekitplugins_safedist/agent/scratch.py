@@ -1,9 +1,16 @@
-"""Make and remove a job's directories on this node (:mod:`..rank.places` says which)."""
+"""Make and remove a job's directories on this node (:mod:`..rank.places` says which).
+
+Where a whole container is killed (out of memory, say), the process that guards scratch goes with it. The kubelet starts
+the container again in the same pod, whose volume is still there, and each such life would have that much less room. So
+the next run in the same place removes it (:func:`sweep`): only what is provably dead, of whatever pod, a directory
+whose owner had a lock that the kernel has released, on a file system that no other machine has.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import socket
@@ -14,11 +21,16 @@ from pathlib import Path
 from ..config.caches import CACHES
 from ..errors import ScratchError
 from ..failures import of_errno
+from ..fs.oserrors import mount_of
 from ..rank.places import JobScratch, RankScratch, cache_variables
 from ..rank_server.cleanup import remove
 
-PREFIX = "safedist-"
+_PREFIX = "safedist-"
 """Of the name of a job's directory."""
+
+_OWNER = "owner"
+_KEPT, _GOES = b"kept", b"goes"
+"""A file in it, locked while its owner lives; and its word: what becomes of the directory of one that was killed."""
 
 SOCKET_PATH_BYTES = 107
 """The longest path of a socket: unix(7)'s ``sun_path`` has 108 bytes, one of them for the end."""
@@ -45,7 +57,7 @@ def make_job(root: Path) -> JobScratch:
     """
     root = root.absolute()  # a rank's TMPDIR holds wherever it goes
     with _writing(root):
-        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
         try:
             job = JobScratch(path, short_for(path, below=_LONGEST_TMP))
             for each in (job.orders, job.logs, job.node, job.inputs):
@@ -179,3 +191,63 @@ def _too_long(directory: Path, below: Path, tried: dict[str, str]) -> ScratchErr
         expected=f"at most {allowed} bytes (a socket's path has at most {SOCKET_PATH_BYTES})",
         hint="set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to a shorter path, or make /tmp writable",
     )
+
+
+# --- of those that were killed ---------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def own(job: JobScratch, *, is_kept: bool) -> Iterator[None]:
+    """Inside, a job's directory is this process's; if that is killed, :func:`sweep` may remove it.
+
+    Args:
+        job: whose.
+        is_kept: it is to stay, but for what may hold secrets.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # where there is no room, it is only not removed later
+            _own(job, held, is_kept=is_kept)
+        yield
+
+
+def _own(job: JobScratch, held: contextlib.ExitStack, *, is_kept: bool) -> None:
+    if not mount_of(job.path).is_local:
+        return  # a lock may be waited for without end
+    # systemd removes what is old in /tmp, and leaves alone what is locked (tmpfiles.d(5)).
+    _lock(job.path, os.O_DIRECTORY, held)
+    # Under the lock: who gets it and finds nothing written has come between, and leaves the directory alone.
+    os.write(_lock(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, held), _KEPT if is_kept else _GOES)
+
+
+def _lock(path: Path, how: int, held: contextlib.ExitStack) -> int:
+    descriptor = os.open(path, how | os.O_CLOEXEC, 0o600)
+    held.callback(os.close, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def sweep(root: Path) -> list[Path]:
+    """Remove what dead owners have left in a directory; what was removed."""
+    with contextlib.suppress(OSError):  # whoever wants to use it will say so
+        if mount_of(root).is_local:
+            return [path for path in sorted(root.glob(f"{_PREFIX}*")) if _is_removed(path)]
+    return []
+
+
+def _is_removed(path: Path) -> bool:
+    try:
+        if path.is_symlink() or path.lstat().st_uid != os.geteuid():
+            return False
+        descriptor = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # it is not a job's, or nobody could say so
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        word = os.read(descriptor, 4)  # the lock is held: of two that sweep, one removes
+        if word == _KEPT:
+            remove(JobScratch(path, path).orders)
+        elif word == _GOES:
+            remove(path)
+        return not os.path.lexists(path)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)

@@ -51,20 +51,20 @@ class RankOrder(Record):
         environment: the rank's whole environment; nothing else is inherited.
         files: what it and its agent hand each other.
         log: file for standard output, and for standard error where that is not apart.
+        ran_before: ranks may have run before in this attempt, and saved.
         errors: file for standard error, where it is apart.
         terminal: at which the job was started, for ``breakpoint()``; "": none.
         profile: the first and the last step that torch.profiler looks into, where it does.
-        ran_before: ranks may have run before in this attempt, and saved.
     """
 
     context: RankContext
     environment: dict[str, str]
     files: RankFiles
     log: Path
+    ran_before: bool
     errors: Path | None = None
     terminal: str = ""
     profile: tuple[int, int] | None = None
-    ran_before: bool = False
 
     @property
     def logs(self) -> tuple[Path, ...]:

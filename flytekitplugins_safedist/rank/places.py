@@ -13,7 +13,7 @@ Layout, all of it mode 0700::
         cache/preload/<name>/  those of the process that imports libraries for all ranks
         logs/round-0-rank-3.log
         orders/                inputs, and what ranks hand back
-        owner                  locked while the job's agent lives (agent/sweeping.py)
+        owner                  locked while the job's agent lives (agent/scratch.py)
 
 Sockets are made below TMPDIR, and their paths must be short: so it goes through that link, and where that is too long
 all the same, through another to the job's directory, in /tmp.

@@ -44,7 +44,7 @@ def gpus(tmp_path: Any) -> tuple[RankGpus, Watch, int]:
     ranks = [rank_at(tmp_path, rank=at, local_rank=at, world_size=2, local_world_size=2) for at in range(2)]
     watch = Watch(time.time_ns() + 60 * SECOND)
     made = RankGpus(
-        watch, [RankOrder(context, {}, job.files(0, context.rank), job.log(0, context.rank)) for context in ranks]
+        watch, [RankOrder(each, {}, job.files(0, each.rank), job.log(0, each.rank), ran_before=False) for each in ranks]
     )  # type: ignore[arg-type]
     return made, watch, watch.faults()[0].time_ns
 

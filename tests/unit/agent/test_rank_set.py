@@ -101,7 +101,8 @@ def made(
 
 
 def order_of(context: RankContext, job: JobScratch) -> RankOrder:
-    return RankOrder(context, {}, job.files(context.round, context.rank), job.log(context.round, context.rank))
+    files, log = job.files(context.round, context.rank), job.log(context.round, context.rank)
+    return RankOrder(context, {}, files, log, ran_before=False)
 
 
 @pytest.fixture

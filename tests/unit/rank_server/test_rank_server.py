@@ -53,6 +53,7 @@ def order(directory: Path, name: str) -> RankOrder:
         environment={**os.environ, "PYTHONPATH": str(ROOT)},
         files=RankFiles(directory / name, directory / f"{name}.fr"),
         log=directory / f"{name}.log",
+        ran_before=False,
     )
 
 

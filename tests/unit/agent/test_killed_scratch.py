@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.agent import scratch, sweeping
+from flytekitplugins_safedist.agent import scratch
 from flytekitplugins_safedist.agent.scratch import JobScratch
 from flytekitplugins_safedist.fs.oserrors import Mount
 from tests.harness import needs
@@ -22,7 +22,7 @@ def killed(root: Path, *, is_kept: bool = False) -> Path:
     pid = os.fork()
     if not pid:
         job = scratch.make_job(root)
-        with sweeping.owned(job, is_kept=is_kept):
+        with scratch.own(job, is_kept=is_kept):
             os.write(writer, str(job.path).encode())
             signal.pause()
         os._exit(0)
@@ -37,27 +37,27 @@ def killed(root: Path, *, is_kept: bool = False) -> Path:
 def test_what_a_killed_process_left_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
     path = killed(tmp_path)
     (scratch.make_rank(JobScratch(path, path), 0, 0).path / "checkpoint").write_text("x")
-    assert sweeping.sweep(tmp_path) == [path]
+    assert scratch.sweep(tmp_path) == [path]
     assert list(tmp_path.iterdir()) == []
-    assert sweeping.sweep(tmp_path) == []
+    assert scratch.sweep(tmp_path) == []
 
 
 def test_what_belongs_to_the_living_stays(tmp_path: Path) -> None:
-    with sweeping.owned(scratch.make_job(tmp_path), is_kept=False):
-        assert sweeping.sweep(tmp_path) == []
+    with scratch.own(scratch.make_job(tmp_path), is_kept=False):
+        assert scratch.sweep(tmp_path) == []
 
 
 def test_what_is_to_be_kept_stays_but_for_what_may_hold_secrets(tmp_path: Path) -> None:
     path = killed(tmp_path, is_kept=True)
     (path / "orders" / "inputs.pb").write_text("secret")
     for _ in range(2):
-        assert sweeping.sweep(tmp_path) == []
+        assert scratch.sweep(tmp_path) == []
         assert sorted(each.name for each in path.iterdir()) == ["inputs", "logs", "node", "owner"]
 
 
 def test_what_nobody_owns_stays(tmp_path: Path) -> None:
     job = scratch.make_job(tmp_path)
-    assert sweeping.sweep(tmp_path) == []
+    assert scratch.sweep(tmp_path) == []
     assert job.path.exists()
 
 
@@ -66,7 +66,7 @@ def test_a_directory_that_is_owned_is_locked_for_who_removes_what_is_old(tmp_pat
     job = scratch.make_job(tmp_path)
     descriptor = os.open(job.path, os.O_RDONLY)
     try:
-        with sweeping.owned(job, is_kept=is_kept), pytest.raises(BlockingIOError):
+        with scratch.own(job, is_kept=is_kept), pytest.raises(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     finally:
         os.close(descriptor)
@@ -89,7 +89,7 @@ def behind_a_link(path: Path) -> None:
 def test_what_may_belong_to_another_stays(tmp_path: Path, change: Callable[[Path], None]) -> None:
     path = killed(tmp_path)
     change(path)
-    assert sweeping.sweep(tmp_path) == []
+    assert scratch.sweep(tmp_path) == []
     assert (path / "orders").exists()
 
 
@@ -97,20 +97,20 @@ def test_on_a_file_system_that_other_machines_have_nothing_is_locked_nor_removed
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = killed(tmp_path)
-    monkeypatch.setattr(sweeping, "mount_of", lambda _: Mount("/", "nfs4", "", ""))
+    monkeypatch.setattr(scratch, "mount_of", lambda _: Mount("/", "nfs4", "", ""))
     job = scratch.make_job(tmp_path)
-    with sweeping.owned(job, is_kept=False):
+    with scratch.own(job, is_kept=False):
         assert not (job.path / "owner").exists()
-        assert sweeping.sweep(tmp_path) == []
+        assert scratch.sweep(tmp_path) == []
     assert path.exists()
 
 
 def test_a_root_that_is_not_there_is_somebody_elses_error(tmp_path: Path) -> None:
-    assert sweeping.sweep(tmp_path / "nowhere") == []
+    assert scratch.sweep(tmp_path / "nowhere") == []
 
 
 def test_a_directory_that_cannot_be_marked_is_used_all_the_same(tmp_path: Path) -> None:
     job = scratch.make_job(tmp_path)
     (job.path / "owner").mkdir()
-    with sweeping.owned(job, is_kept=False):
-        assert sweeping.sweep(tmp_path) == []
+    with scratch.own(job, is_kept=False):
+        assert scratch.sweep(tmp_path) == []
