@@ -1,4 +1,5 @@
-"""Which scratch directories of others may be removed: those of the provably dead, and no others."""
+"""Which scratch directories of others may be removed: those of the provably dead, and no others. Runs that remove such,
+and leave those of the living, are in tests/agents/test_leftovers.py."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.agent import scratch
-from flytekitplugins_safedist.agent.scratch import JobScratch
 from flytekitplugins_safedist.fs.oserrors import Mount
 from tests.harness import needs
 
@@ -34,19 +34,6 @@ def killed(root: Path, *, is_kept: bool = False) -> Path:
     return path
 
 
-def test_what_a_killed_process_left_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
-    path = killed(tmp_path)
-    (scratch.make_rank(JobScratch(path, path), 0, 0).path / "checkpoint").write_text("x")
-    assert scratch.sweep(tmp_path) == [path]
-    assert list(tmp_path.iterdir()) == []
-    assert scratch.sweep(tmp_path) == []
-
-
-def test_what_belongs_to_the_living_stays(tmp_path: Path) -> None:
-    with scratch.own(scratch.make_job(tmp_path), is_kept=False):
-        assert scratch.sweep(tmp_path) == []
-
-
 def test_what_is_to_be_kept_stays_but_for_what_may_hold_secrets(tmp_path: Path) -> None:
     path = killed(tmp_path, is_kept=True)
     (path / "orders" / "inputs.pb").write_text("secret")
@@ -61,12 +48,11 @@ def test_what_nobody_owns_stays(tmp_path: Path) -> None:
     assert job.path.exists()
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_a_directory_that_is_owned_is_locked_for_who_removes_what_is_old(tmp_path: Path, is_kept: bool) -> None:
+def test_a_directory_that_is_owned_is_locked_for_who_removes_what_is_old(tmp_path: Path) -> None:
     job = scratch.make_job(tmp_path)
     descriptor = os.open(job.path, os.O_RDONLY)
     try:
-        with scratch.own(job, is_kept=is_kept), pytest.raises(BlockingIOError):
+        with scratch.own(job, is_kept=True), pytest.raises(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     finally:
         os.close(descriptor)

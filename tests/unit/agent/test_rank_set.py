@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,15 +105,31 @@ def order_of(context: RankContext, job: JobScratch) -> RankOrder:
     return RankOrder(context, {}, files, log, ran_before=False)
 
 
-@pytest.fixture
-def round_(job: JobScratch) -> tuple[Ranks, Processes, list[RankOrder], list[str]]:
-    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01)))
+def started(
+    job: JobScratch, show: Callable[[str], object] = str, **timeouts: float
+) -> tuple[Ranks, Processes, list[RankOrder], list[str]]:
+    """Two ranks that run, their processes and orders, and what is warned of."""
     orders = [order_of(context, job) for context in contexts(job)]
     processes, warnings = Processes(), []
-    ranks = made(processes, orders, settings, warn=warnings.append)
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01, **timeouts)))
+    ranks = made(processes, orders, settings, warn=warnings.append, show=show)
     ranks.start(fork=True)
-    yield ranks, processes, orders, warnings
-    ranks.stop()
+    return ranks, processes, orders, warnings
+
+
+@pytest.fixture
+def round_(job: JobScratch) -> Iterator[tuple[Ranks, Processes, list[RankOrder], list[str]]]:
+    found = started(job)
+    yield found
+    found[0].stop()
+
+
+@pytest.fixture
+def late_round(job: JobScratch) -> Iterator[tuple[Ranks, Processes, list[RankOrder], list[str]]]:
+    """Whose time to begin is over."""
+    found = started(job, start=1e-9)
+    yield found
+    found[0].stop()
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, frames: dict[int, str]) -> list[object]:
@@ -145,25 +161,14 @@ def test_orders_of_a_round_share_no_file_with_another_rank_or_round(job):
         assert len({getattr(order.files, name) for order in orders}) == 4
 
 
-def test_a_round_is_finished_when_all_reported_success_and_ended(round_):
-    ranks, processes, orders, _ = round_
-    leave(orders[0], Status.SUCCEEDED)
-    ranks.poll()
-    assert (ranks.finished, ranks.failures) == (False, 0)
-    leave(orders[1], Status.SUCCEEDED)
-    processes.to_come = [EndedRank(100, 0, 1), EndedRank(101, 0, 1)]
-    ranks.poll()
-    assert (ranks.finished, ranks.failures) == (True, 0)
-
-
-@pytest.mark.parametrize(("code", "status"), [(3, Status.EXITED), (0, Status.EXITED), (-9, Status.KILLED)])
+@pytest.mark.parametrize(("code", "status"), [(3, Status.EXITED), (0, Status.EXITED), (-15, Status.KILLED)])
 def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
     ranks, processes, _, _ = round_
-    processes.to_come = [EndedRank(101, code, 5)]
+    processes.to_come = [EndedRank(101, code, 5, 5 << 20)]
     ranks.poll()
-    [outcome] = ranks.outcomes()
+    [found] = ranks.outcomes()
     assert ranks.failures
-    assert (outcome.rank, outcome.status, outcome.exit_code, outcome.time_ns) == (5, status, code, 5)
+    assert (found.rank, found.status, found.exit_code, found.time_ns, found.memory) == (5, status, code, 5, "")
 
 
 @pytest.mark.parametrize(
@@ -205,19 +210,8 @@ def test_a_worker_that_the_kernel_took_is_out_of_memory_and_is_named(round_, mon
     assert "Memory high-water of each rank" in rest
 
 
-@pytest.mark.parametrize("code", [-15, 3])
-def test_other_ends_say_nothing_of_memory(round_, code):
-    ranks, processes, _, _ = round_
-    processes.to_come = [EndedRank(101, code, 5, 5 << 20)]
-    ranks.poll()
-    assert [outcome.memory for outcome in ranks.outcomes()] == [""]
-
-
-def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job, monkeypatch):
-    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
-    orders, processes = [order_of(context, job) for context in contexts(job)], Processes()
-    ranks = made(processes, orders, settings)
-    ranks.start(fork=False)
+def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(late_round, monkeypatch):
+    ranks, _, orders, _ = late_round
     open_page(orders[0].files.page).begin()
     asked = answering(monkeypatch, {5: '  File "users.py", line 7 in <module>\n'})
     late = ranks.late()
@@ -229,31 +223,22 @@ def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(job, monkeyp
     assert 'File "users.py", line 7 in <module>' in text
     assert late.failed
     assert ranks.late() is None, "it is told once"
-    ranks.stop()
 
 
-def test_ranks_that_have_begun_have_all_the_time_of_the_world(job):
-    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
-    orders, processes = [order_of(context, job) for context in contexts(job)], Processes()
-    ranks = made(processes, orders, settings)
-    ranks.start(fork=False)
+def test_ranks_that_have_begun_have_all_the_time_of_the_world(late_round):
+    ranks, processes, orders, _ = late_round
     for order in orders:
         open_page(order.files.page).begin()
     assert ranks.late() is None
     assert processes.signalled == []
-    ranks.stop()
 
 
-def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_again(job):
-    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(start=1e-9)))
-    orders, processes = [order_of(context, job) for context in contexts(job)], Processes()
-    ranks = made(processes, orders, settings)
-    ranks.start(fork=False)
+def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_again(late_round):
+    ranks, _, orders, _ = late_round
     with open_page(orders[0].files.page).debugging():
         assert ranks.late() is None
         assert ranks.late() is None
     assert ranks.late() is not None
-    ranks.stop()
 
 
 def test_a_crash_after_a_reported_success_takes_nothing_back(round_):
@@ -351,9 +336,7 @@ def test_a_log_that_takes_nothing_hides_no_failure(job, monkeypatch, how):
     monkeypatch.setattr(module, "SHOW_SECONDS", 0.01)
     read = threading.Event()
     show = is_full if how == "is full" else lambda _: read.wait()
-    orders = [order_of(context, job) for context in contexts(job)]
-    ranks = made(Processes(), orders, planned(SafeTorch(nproc_per_node=2)), show=show)
-    ranks.start(fork=True)
+    ranks, _, orders, _ = started(job, show)
     for order in orders:
         open_page(order.files.page).begin()
     answering(monkeypatch, {5: '  File "train.py", line 7 in evaluate\n'})
