@@ -26,7 +26,6 @@ def test_a_broken_rule_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert broken
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_each_rule_that_a_mutant_breaks_is_there(name: str) -> None:
-    for file, before, _ in edits_of(name):
-        assert (ROOT / PACKAGE / file).read_text().count(before) == 1, before
+def test_each_rule_that_a_mutant_breaks_is_there() -> None:
+    edits = [(name, file, before) for name in MUTANTS for file, before, _ in edits_of(name)]
+    assert [each for each in edits if (ROOT / PACKAGE / each[1]).read_text().count(each[2]) != 1] == []

@@ -59,15 +59,16 @@ class Job:
             self.linked.add(process)
             self.say(process, **facts)
 
-    def say(self, process: str, **changes: Any) -> None:
-        """A node is otherwise than it was; one that leaves is gone then."""
-        status = self.statuses[process] = replace(self.statuses[process], **changes)
-        offer = Offer(status.round, {"port": str(status.round.number)})
-        if process == self.me and status.offer != offer:
-            self.statuses[process] = replace(status, offer=offer)
-        self._hear(self.it.on(self.statuses[process], self.now))
-        if "leaving" in changes:
-            self.linked.discard(process)
+    def say(self, *processes: str, **changes: Any) -> None:
+        """Nodes are otherwise than they were, one after the other; one that leaves is gone then."""
+        for process in processes:
+            status = self.statuses[process] = replace(self.statuses[process], **changes)
+            offer = Offer(status.round, {"port": str(status.round.number)})
+            if process == self.me and status.offer != offer:
+                self.statuses[process] = replace(status, offer=offer)
+            self._hear(self.it.on(self.statuses[process], self.now))
+            if "leaving" in changes:
+                self.linked.discard(process)
 
     def fail(self, process: str, name: str = "ValueError", **facts: Any) -> Cause:
         """A rank of a node fails; it is said at once, and ended."""
@@ -114,6 +115,16 @@ class Job:
         for process in processes:
             self.linked.discard(process)
             self._hear(self.it.on_disconnect(process, self.now))
+
+    def miss(self, *processes: str) -> None:
+        """Nodes are lost: they do not come back in time."""
+        self.lose(*processes)
+        self.wait(self.rules.grace + STEP)
+
+    def come_back(self, process: str) -> None:
+        """One whose connection was lost has another."""
+        self.linked.add(process)
+        self.say(process)
 
     # --- time
     def wait(self, seconds: float) -> None:

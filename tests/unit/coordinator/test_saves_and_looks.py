@@ -51,10 +51,8 @@ def test_who_asks_while_a_save_is_made_is_called_after_it_and_who_asked_before_i
     saves.say("b", asks=1)
     saves.say("c", asks=1)
     saves.say("a", asks=2)
-    for process in "abc":
-        saves.say(process, floor=Floor(1, 3))
-    for process in "abc":
-        saves.say(process, saved=1)
+    saves.say(*"abc", floor=Floor(1, 3))
+    saves.say(*"abc", saved=1)
     assert saves.it.save == Save(2, is_urgent=False)
 
 
@@ -63,15 +61,11 @@ def test_a_node_that_is_told_to_stop_makes_the_next_save_urgent_and_that_is_the_
     saves.say("b", asks=1)
     saves.say("a", is_preempted=True)
     assert saves.it.save == Save(1, is_urgent=False)
-    for process in "abc":
-        saves.say(process, floor=Floor(1, 3))
-    for process in "abc":
-        saves.say(process, saved=1)
+    saves.say(*"abc", floor=Floor(1, 3))
+    saves.say(*"abc", saved=1)
     assert saves.it.save == Save(2, is_urgent=True)
-    for process in "abc":
-        saves.say(process, floor=Floor(2, 4), asks=3)
-    for process in "abc":
-        saves.say(process, saved=2)
+    saves.say(*"abc", floor=Floor(2, 4), asks=3)
+    saves.say(*"abc", saved=2)
     assert saves.it.save == Save(2, is_urgent=True, step=4, is_done=True)
     saves.say("b", is_preempted=True)
     assert saves.it.save.is_done
