@@ -21,6 +21,11 @@ from flytekitplugins_safedist.agent.log_lines import LogFollower, printable, tai
 from tests.harness.procs import DEADLINE
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "POLL_SECONDS", 0.01)
+
+
 class Log:
     """What a follower passes on, block by block; a test waits for a text to arrive."""
 

@@ -29,6 +29,7 @@ from flytekitplugins_safedist.agent.link import Link, LinkLost
 from flytekitplugins_safedist.agent.meeting_place import MeetingPlace
 from flytekitplugins_safedist.coordinator import inquiry, wire
 from flytekitplugins_safedist.coordinator import server as server_module
+from flytekitplugins_safedist.coordinator import sign as sign_module
 from flytekitplugins_safedist.coordinator.books import Leader
 from flytekitplugins_safedist.coordinator.kv import OVER
 from flytekitplugins_safedist.coordinator.messages import Offer, Status, Want
@@ -358,7 +359,8 @@ def test_a_leader_that_hears_of_a_newer_one_turns_nodes_away_when_it_has_looked(
     ],
     ids=["away", "refused"],
 )
-def test_a_store_that_is_away_is_told_once_and_nothing_begins(error, told) -> None:
+def test_a_store_that_is_away_is_told_once_and_nothing_begins(error, told, monkeypatch) -> None:
+    monkeypatch.setattr(sign_module, "_DOUBT_SECONDS", 0.1)
     looks = threading.Semaphore(0)
     said: list[str] = []
 
