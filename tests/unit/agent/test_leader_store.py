@@ -45,7 +45,7 @@ def test_a_sign_is_put_over_the_one_before_in_s3(s3: S3) -> None:
     put_twice_and_read(LeaderStore(f"s3://{BUCKET}/attempt-0/", Access(store), lambda: False))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"[]", b'{"leader": {"te', b'{"leader": {"term": 1}}'])
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100])
 def test_what_is_no_sign_is_nobodys_and_told_and_put_over(tmp_path: Path, content: bytes, caplog: Any) -> None:
     place = LeaderStore(str(tmp_path), Access(), lambda: True)  # type: ignore[arg-type]
     Path(place.address).write_bytes(content)

@@ -82,14 +82,6 @@ def running(rules: Rules = RULES, **facts: Any) -> Node:
 
 
 # --- what is wanted ---------------------------------------------------------------------------------------------------
-def test_ranks_start_once_however_often_that_is_wanted():
-    node = Node()
-    start = act.StartRanks(FIRST, 0, 1, 3, {"port": "7"})
-    assert node.run() == [start]
-    assert (node.status.round, node.status.node_rank, node.status.phase) == (FIRST, 1, "running")
-    assert node.run() == []
-
-
 def test_ranks_are_told_that_others_may_have_run_before_them():
     node = Node()
     (start,) = node.want(round=FIRST, runs=True, ran_before=True, books=Books(FIRST, 3))
@@ -195,12 +187,6 @@ def test_a_leader_is_told_what_it_does_not_know_and_on_a_new_connection_everythi
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
-def test_a_failure_of_ones_own_ends_the_ranks_at_once():
-    node = running()
-    assert node.take(node.it.on_failure(OWN, node.now)) == [act.EndRanks()]
-    assert node.status.phase == "ending"
-
-
 def test_what_may_be_an_echo_is_said_and_has_a_moment_for_its_cause():
     node = running()
     assert node.take(node.it.on_failure(ECHO, node.now)) == []
@@ -310,14 +296,6 @@ def test_what_the_leader_renewed_before_it_was_lost_is_no_sign_that_it_lives(lat
     assert upload.verdict.kind == "missing"
 
 
-def test_where_the_books_come_to_an_end_it_is_that():
-    node = Node(replace(RULES, max_restarts=0))
-    node.stop(round=FIRST, books=Books(FIRST, 3).noting(Outcome(FIRST, OWN)))
-    node.take(node.it.on_disconnect("reset", node.now))
-    (upload,) = until_it_gives_up(node, None)
-    assert upload.verdict == FAILED
-
-
 @pytest.mark.parametrize("why", ["a fresh sign", "it cannot begin"])
 def test_a_node_that_has_no_say_leaves_undecided(why):
     node = Node(cannot=replace(OWN, round=NO_ROUND)) if why == "it cannot begin" else Node()
@@ -397,11 +375,6 @@ def test_a_leader_that_is_not_the_newest_is_dropped(waits):
     node.want()
     assert node.look(Sign(LEADER, 3)) == []
     assert node.look(Sign(Leader(2, "z"), 1)) == [act.DropLink()]
-
-
-def test_a_pod_that_comes_when_the_verdict_is_there_leaves():
-    node = Node()
-    assert node.look(is_decided=True) == [act.Exit(0, DECIDED)]
 
 
 def test_a_look_from_before_a_pause_says_nothing():

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.coordinator.books import (
-    NO_ROUND,
     Books,
     Cause,
     Leader,
@@ -19,7 +18,6 @@ from flytekitplugins_safedist.coordinator.books import (
     Outcome,
     Round,
     judge,
-    why_no_restart,
 )
 from tests.unit.coordinator.coordination import FIXED, RANGE
 
@@ -172,18 +170,6 @@ def test_a_machine_on_which_all_failed_with_different_errors_is_named(machines, 
     assert judge(books(*some), 1, alone).text.startswith("all 2 restart(s) of max_restarts are spent")
 
 
-def test_a_round_that_goes_on_without_a_broken_machine_is_a_restart_like_any():
-    broken = failed(0, repeats=True, is_machines=True)
-    assert why_no_restart([], broken, RANGE).startswith("the same ValueError would come again")
-    assert why_no_restart([], replace(broken, without="m1"), RANGE) == ""
-
-
-def test_a_cause_that_is_learned_late_ends_the_job_with_its_own_text():
-    late = replace(failed(0), loss=LOSS)
-    verdict = judge(books(late, lost(1)), 1, replace(FIXED, max_restarts=0))
-    assert (verdict.kind, verdict.cause.text) == ("failed", "text 0")
-
-
 def test_where_the_text_of_the_last_failure_is_gone_the_one_that_was_learned_late_is_told():
     before = books(failed(0), failed(1)).beginning(Round(ME, 3), 3)
     verdict = judge(before.noting(failed(2)), 1, FIXED)
@@ -223,8 +209,3 @@ def test_a_node_that_dies_in_one_place_again_and_again_is_not_replaced_any_more(
     why = "node 1 was lost 3 times, and lived less than 600 s each time"
     assert (verdict is not None and verdict.text.startswith(why)) == ends
     assert ends or verdict is None
-
-
-def test_nothing_is_known_of_a_job_that_has_not_begun():
-    assert judge(Books(), 1, replace(FIXED, max_restarts=0, max_replacements=0)) is None
-    assert Books().last == Outcome(NO_ROUND)

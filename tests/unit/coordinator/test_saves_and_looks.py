@@ -27,10 +27,6 @@ class Saves:
             self.it.on_status(self.statuses[process])
 
 
-def test_nothing_is_called_where_nobody_asks():
-    assert Saves().it.save is None
-
-
 @pytest.mark.parametrize(("floors", "step"), [((3, 9, 5), 9), ((-1, 4, -1), 4), ((-1, -1, -1), -1)])
 def test_a_call_then_the_highest_floor_of_all_then_all_have_saved(floors, step):
     saves = Saves()
@@ -210,14 +206,13 @@ def test_a_hang_is_what_two_pictures_show_some_seconds_apart():
     assert not looks.it.is_due(looks.now + 20), "where nothing is done about it, it is not told again so soon"
 
 
-@pytest.mark.parametrize("second", [None, hang(2, "rank 0")])
-def test_two_pictures_that_differ_show_nothing(second):
+def test_a_picture_in_which_the_job_moves_shows_that_there_was_nothing():
     looks = Looks()
     looks.take()
     looks.it.on_hang(hang(1), looks.now)
     looks.now += CONFIRM_SECONDS
     looks.take()
-    looks.it.on_hang(second, looks.now)
+    looks.it.on_hang(None, looks.now)
     assert looks.it.hang is None
 
 
