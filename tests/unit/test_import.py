@@ -28,8 +28,9 @@ def test_importing_it_and_asking_it_for_an_error_imports_neither_torch_nor_horov
     assert modules_after(f"import {modules}; from flytekitplugins_safedist import FsError").isdisjoint(HEAVY)
 
 
-def test_a_task_config_needs_flytekit_and_still_no_torch_and_no_horovod() -> None:
-    loaded = modules_after("from flytekitplugins_safedist import SafeHorovod, SafeTorch")
+def test_a_task_config_and_an_agent_need_flytekit_and_still_no_torch_and_no_horovod() -> None:
+    configs = "from flytekitplugins_safedist import SafeHorovod, SafeTorch"
+    loaded = modules_after(f"{configs}; import flytekitplugins_safedist.agent.run")
     assert loaded.isdisjoint({"torch", "horovod"})
     assert "flytekit" in loaded, "a heavy import would be seen"
 
