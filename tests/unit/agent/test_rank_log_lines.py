@@ -63,17 +63,7 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def test_every_line_carries_its_rank_and_is_passed_on_while_the_rank_runs(tmp_path: Path) -> None:
-    zero, one = tmp_path / "0", tmp_path / "1"
-    with following(("[rank 0] ", zero), ("[rank 1] ", one)) as shown:
-        append(zero, b"a\nb\n")
-        shown.wait_for("[rank 0] b\n")
-        append(one, b"c\n")
-        shown.wait_for("[rank 1] c\n")
-    assert shown.text == "[rank 0] a\n[rank 0] b\n[rank 1] c\n"
-
-
-def test_a_half_line_waits_for_its_end_and_blocks_are_whole_lines(tmp_path: Path) -> None:
+def test_lines_have_their_rank_and_are_whole_and_passed_on_while_it_runs(tmp_path: Path) -> None:
     zero, one = tmp_path / "0", tmp_path / "1"
     with following(("0 ", zero), ("1 ", one)) as shown:
         append(zero, b"loss ")
