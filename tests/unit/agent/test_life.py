@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.agent import life
-from flytekitplugins_safedist.agent.life import Life, pod_uid
+from flytekitplugins_safedist.agent.life import Life
 from flytekitplugins_safedist.coordinator.books import Memory
 
 UID = "5c9f2d0e-8a67-4b52-9f1e-0d3b6a7c8e21"
@@ -26,11 +26,6 @@ def shown(root: Path, mounts: str) -> Path:
     file.parent.mkdir(parents=True)
     file.write_text(mounts + "\n")
     return root
-
-
-@pytest.mark.parametrize(("mounts", "uid"), [(KUBELETS, UID), (OTHERS, None), ("", None)])
-def test_the_pod_is_known_by_the_kubelets_hosts_file_alone(tmp_path, mounts, uid):
-    assert pod_uid(shown(tmp_path, mounts)) == uid
 
 
 NAMES = {

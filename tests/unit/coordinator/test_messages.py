@@ -118,10 +118,6 @@ def test_a_node_of_a_later_version_is_told_which_one_answers():
     assert Status.parse(json.dumps(own).encode()).refusal("job").startswith("it speaks version 0 of the protocol")
 
 
-def test_a_sign_arrives():
-    assert Sign.parse(Sign(KEY.leader, 7).dump()) == Sign(KEY.leader, 7)
-
-
 def test_the_docs_have_all_fields():
     page = (Path(__file__).parents[3] / "docs" / "rendezvous.md").read_text()
     for kind in (Status, Course, Want, Books, Outcome):
