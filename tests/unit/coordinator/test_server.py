@@ -231,6 +231,13 @@ def test_who_was_lost_looks_for_nobody_before_it_knows_what_to_say(node_0, node_
     heard(node_1.inbox, Want)
 
 
+@pytest.fixture
+def looks_often(monkeypatch) -> None:
+    """For node 0."""
+    monkeypatch.setattr(link_module, "_PAUSE", 0.02)
+
+
+@pytest.mark.usefixtures("looks_often")
 def test_a_leader_that_dies_as_it_answers_is_lost_like_any_other() -> None:
     """What is unread when a process dies makes the kernel reset its connections."""
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -246,6 +253,7 @@ def test_a_leader_that_dies_as_it_answers_is_lost_like_any_other() -> None:
         link.close()
 
 
+@pytest.mark.usefixtures("looks_often")
 def test_that_dns_fails_is_no_word_of_where_a_leader_is_that_is_slow_to_answer(monkeypatch) -> None:
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     failed, ask = threading.Semaphore(0), socket.getaddrinfo
@@ -262,7 +270,7 @@ def test_that_dns_fails_is_no_word_of_where_a_leader_is_that_is_slow_to_answer(m
         for _ in range(2):
             assert failed.acquire(timeout=30)
         connection.sendall(wire.beat(1.0))
-        leader.settimeout(1.0)
+        leader.settimeout(0.5)
         monkeypatch.setattr(socket, "getaddrinfo", ask)
         with pytest.raises(TimeoutError):
             leader.accept()
