@@ -1,5 +1,4 @@
-"""Which scratch directories of others may be removed: those of the provably dead, and no others. Runs that remove such,
-and leave those of the living, are in tests/agents/test_leftovers.py."""
+"""Which scratch directories of others may be removed: those of the provably dead, and no others."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.agent import scratch
+from flytekitplugins_safedist.agent.scratch import JobScratch
 from flytekitplugins_safedist.fs.oserrors import Mount
 from tests.harness import needs
 
@@ -32,6 +32,18 @@ def killed(root: Path, *, is_kept: bool = False) -> Path:
     os.close(reader)
     os.close(writer)
     return path
+
+
+def test_what_a_killed_process_left_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
+    path = killed(tmp_path)
+    (scratch.make_rank(JobScratch(path, path), 0, 0).path / "checkpoint").write_text("x")
+    assert scratch.sweep(tmp_path) == [path]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_belongs_to_the_living_stays(tmp_path: Path) -> None:
+    with scratch.own(scratch.make_job(tmp_path), is_kept=False):
+        assert scratch.sweep(tmp_path) == []
 
 
 def test_what_is_to_be_kept_stays_but_for_what_may_hold_secrets(tmp_path: Path) -> None:

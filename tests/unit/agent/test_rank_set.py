@@ -163,11 +163,12 @@ def test_orders_of_a_round_share_no_file_with_another_rank_or_round(job):
 
 @pytest.mark.parametrize(("code", "status"), [(3, Status.EXITED), (0, Status.EXITED), (-15, Status.KILLED)])
 def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
-    ranks, processes, _, _ = round_
-    processes.to_come = [EndedRank(101, code, 5, 5 << 20)]
+    ranks, processes, orders, _ = round_
+    leave(orders[0], Status.SUCCEEDED)
+    processes.to_come = [EndedRank(100, 0, 1), EndedRank(101, code, 5, 5 << 20)]
     ranks.poll()
-    [found] = ranks.outcomes()
-    assert ranks.failures
+    _, found = ranks.outcomes()
+    assert (ranks.finished, ranks.failures) == (False, 1)
     assert (found.rank, found.status, found.exit_code, found.time_ns, found.memory) == (5, status, code, 5, "")
 
 
