@@ -1050,3 +1050,14 @@ def test_what_a_process_has_found_of_the_one_before_it_says_nothing_of_a_loss_of
     job.follow()
     assert job.it.verdict.kind == "lost"
     assert "memory" not in job.it.verdict.text
+
+
+def test_so_is_node_0_by_what_the_others_have_heard():
+    before = begun(replace(FIXED, max_replacements=0))
+    full = Memory(99 << 30, 100 << 30)
+    before.say("a", memory=full)
+    assert before.wants["b"].course.memory == full
+    job = succeeded_by(before, "a2")
+    join(job, before, "b", "c", leader_memory=full)
+    job.follow()
+    assert (job.it.verdict.kind, job.it.verdict.text[:6]) == ("memory", "node 0")
