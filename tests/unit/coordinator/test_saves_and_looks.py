@@ -206,13 +206,14 @@ def test_a_hang_is_what_two_pictures_show_some_seconds_apart():
     assert not looks.it.is_due(looks.now + 20), "where nothing is done about it, it is not told again so soon"
 
 
-def test_a_picture_in_which_the_job_moves_shows_that_there_was_nothing():
+@pytest.mark.parametrize("second", [None, hang(2, "rank 0")])
+def test_two_pictures_that_differ_show_nothing(second):
     looks = Looks()
     looks.take()
     looks.it.on_hang(hang(1), looks.now)
     looks.now += CONFIRM_SECONDS
     looks.take()
-    looks.it.on_hang(None, looks.now)
+    looks.it.on_hang(second, looks.now)
     assert looks.it.hang is None
 
 
