@@ -244,6 +244,10 @@ def add(x: int, y: int) -> int:
     return x + y
 
 
+def every_shape() -> list[Any]:
+    return [doubled_twice(x=3), doubled_each(xs=[1, 5]), call_partial(), decorated(x=1)]
+
+
 if __name__ == "__main__":
     print("main says", double(x=4))
     lock = threading.Lock()

@@ -58,9 +58,12 @@ def mount(path: str) -> list[V1VolumeMount]:
 
 
 def refused(config: Any, **kwargs: Any) -> ConfigError:
-    with pytest.raises(ConfigError) as caught:
+    """The error; one of 0 problems where there is none."""
+    try:
         declare(config, **kwargs)
-    return caught.value
+    except ConfigError as error:
+        return error
+    return ConfigError([])
 
 
 # --- one field --------------------------------------------------------------------------------------------------------
@@ -153,15 +156,13 @@ def with_field(field: str, value: Any) -> SafeTorch:
     return SafeTorch(**{part: PARTS[part](**{name: value})} if part else {name: value})
 
 
-@pytest.mark.parametrize(("field", "values", "text"), FIELDS, ids=[f"{field} {text[:20]}" for field, _, text in FIELDS])
-def test_a_value_that_cannot_stand_in_a_field_is_refused_with_reason_and_repair(
-    field: str, values: tuple[Any, ...], text: str
-) -> None:
-    for value in values:
-        error = refused(with_field(field, value))
-        assert [problem.field for problem in error.problems] == [field], value
-        assert text in str(error)
-        assert len(str(error)) < 1000
+def test_a_value_that_cannot_stand_in_a_field_is_refused_with_reason_and_repair() -> None:
+    for field, values, text in FIELDS:
+        for value in values:
+            error = refused(with_field(field, value))
+            assert [problem.field for problem in error.problems] == [field], value
+            assert text in str(error)
+            assert len(str(error)) < 1000
 
 
 # --- what must agree --------------------------------------------------------------------------------------------------
@@ -455,13 +456,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "config", "kwargs"), REFUSED, ids=[text[:50] for text, *_ in REFUSED])
-def test_a_job_that_cannot_work_is_refused_with_its_reason(text: str, config: Any, kwargs: dict[str, Any]) -> None:
-    error = refused(config, **kwargs)
+def test_a_job_that_cannot_work_is_refused_with_its_reason() -> None:
+    errors = {text: refused(config, **kwargs) for text, config, kwargs in REFUSED}
 
-    assert text in str(error)
-    assert len(error.problems) == 1
-    assert all(problem.repair for problem in error.problems)
+    assert {text: str(error) for text, error in errors.items() if text not in str(error)} == {}
+    assert [str(error) for error in errors.values() if len(error.problems) != 1] == []
+    assert [str(error) for error in errors.values() if not error.problems[0].repair] == []
+    assert len(errors) == len(REFUSED)
 
 
 def yields(x: int) -> Iterator[int]:

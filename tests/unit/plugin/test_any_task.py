@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from flytekit import Resources, task
-from flytekit.configuration import Image, ImageConfig, SerializationSettings
 from flytekit.core.pod_template import PodTemplate
 from flytekit.extras import accelerators
 from flytekit.tools.translator import get_serializable
@@ -42,14 +41,7 @@ from flytekitplugins_safedist import (
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.tools.render import job_manifest, summary
 from tests.fs.ranks import AT_LENGTH
-from tests.harness.flyte import pods
-
-SETTINGS = SerializationSettings(
-    image_config=ImageConfig(default_image=Image(name="default", fqn="registry.example/train", tag="1")),
-    project="p",
-    domain="d",
-    version="v",
-)
+from tests.harness.flyte import SETTINGS, pods
 
 
 class Odd:
