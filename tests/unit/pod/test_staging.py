@@ -393,11 +393,3 @@ def test_a_rename_that_fails_says_what_has_changed_before_it(node, monkeypatch, 
         node.stage(member("a.py"), member("b/c.py"), member("d.py"))
     assert ("changed=2 of 3 renames, the last " + str(node.dest / "b") in str(caught.value)) == bool(failing)
     assert sorted(os.listdir(node.dest)) == (["a.py", "b"] if failing else [])
-
-
-@pytest.mark.parametrize("uri", ["https://user:secret@host/key?signature=secret", "s3://bucket/key?secret"])
-def test_addresses_in_messages_carry_no_secrets(uri):
-    from flytekitplugins_safedist.texts import public
-
-    assert "secret" not in public(uri)
-    assert public("/plain/path") == "/plain/path"

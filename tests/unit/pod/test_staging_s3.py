@@ -7,38 +7,15 @@ import subprocess
 import sys
 
 import pytest
+from flyteidl.core import literals_pb2
 
 from tests.harness.moto_s3 import BUCKET
-from tests.harness.objectstore import ObjectStore
-from tests.harness.staging_actors import actors_fixture, place_fixture  # noqa: F401  (fixtures)
+from tests.harness.tarballs import project
 
 pytestmark = pytest.mark.processes
 
 
-def test_a_missing_bucket_says_to_register_again(place, actors, s3):
-    uri = "s3://no-such-bucket/key.tar.gz"
-    outcome = actors(uri, place.dest, environment=s3.environment).go().end()
-    assert outcome["error"] == "CodeNotFoundError"
-    assert uri in outcome["message"]
-    assert "register the task again" in outcome["message"]
-
-
-def test_a_store_that_refuses_the_credentials_is_named(place, actors, s3):
-    # moto accepts any credentials: a server that answers 403 to everything stands in for expired ones.
-    with ObjectStore(b"") as refusing:
-        refusing.fault = lambda *_: 403
-        environment = {**s3.environment, "FLYTE_AWS_ENDPOINT": refusing.url.partition("/bucket")[0]}
-        outcome = actors("s3://bucket/fast.tar.gz", place.dest, environment=environment).go().end()
-    assert outcome["error"] == "StagingError"
-    assert "refused access" in outcome["message"]
-    assert "expired" in outcome["message"]
-
-
 def test_a_task_runs_from_s3_to_s3(tmp_path, s3):
-    from flyteidl.core import literals_pb2
-
-    from tests.harness.tarballs import project
-
     workflow = "from flytekit import task\n@task\ndef t(n: int) -> int:\n    import late\n    return late.V + n\n"
     uri = s3.put("run/fast.tar.gz", project({"wf.py": workflow, "late.py": "V = 40"}))
     inputs = literals_pb2.LiteralMap()
