@@ -196,22 +196,6 @@ def call_with_a_lock() -> None:
     takes_anything(x=threading.Lock())
 
 
-@task(task_config=TWO)
-def large() -> str:
-    """Its result is over the limit, which the test lowers."""
-    return "x" * 100_000
-
-
-def call_large() -> str:
-    return large()
-
-
-if "TEST_RESULT_LIMIT" in os.environ:  # a real result of one GiB would only prove that memory is large
-    from tests.harness.product import literals
-
-    literals.MAX_RESULT_BYTES = int(os.environ["TEST_RESULT_LIMIT"])
-
-
 def logged(function: Callable[..., Any]) -> Callable[..., Any]:
     """A user's decorator: what flytekit is given is then a function inside a function."""
 

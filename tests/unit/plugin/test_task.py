@@ -178,13 +178,6 @@ def test_a_result_of_the_wrong_type_is_rank_0_s_error(call):
     assert "seven" in str(error)
 
 
-def test_a_result_over_the_limit_is_an_error_that_says_what_to_return(call):
-    error = call("call_large", environment={"TEST_RESULT_LIMIT": "1000"}).error
-    assert isinstance(error, RankFailedError)
-    assert "too large to be literals" in str(error)
-    assert "FlyteFile" in str(error)
-
-
 def test_a_dynamic_workflow_is_refused():
     from flytekit import dynamic
 
