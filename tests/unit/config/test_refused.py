@@ -49,8 +49,8 @@ def with_containers(*names: str, **spec: Any) -> PodTemplate:
     return PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name=name, image="i:1") for name in names], **spec))
 
 
-def gpus(value: str) -> V1ResourceRequirements:
-    return V1ResourceRequirements(limits={"nvidia.com/gpu": value})
+def asks(**resources: dict[str, str]) -> PodTemplate:
+    return template(resources=V1ResourceRequirements(**resources))
 
 
 def mount(path: str) -> list[V1VolumeMount]:
@@ -273,7 +273,7 @@ REFUSED = [
     case(
         "nproc_per_node=8 exceeds pod_template primary limits.nvidia.com/gpu=4",
         SafeTorch(nproc_per_node=8),
-        pod_template=template(resources=gpus("4")),
+        pod_template=asks(limits={"nvidia.com/gpu": "4"}),
     ),
     case(
         "nproc_per_node=8 exceeds worker.limits.gpu=4",
@@ -293,7 +293,7 @@ REFUSED = [
         "pod_template primary limits.amd.com/gpu='4' is another kind of GPU than the task's own gpu=",
         SafeTorch(),
         requests=Resources(gpu="4"),
-        pod_template=template(resources=V1ResourceRequirements(limits={"amd.com/gpu": "4"})),
+        pod_template=asks(limits={"amd.com/gpu": "4"}),
     ),
     case(
         "nproc_per_node=None is not decided by requests.gpu=8 and worker.requests.gpu=4",
@@ -317,21 +317,17 @@ REFUSED = [
     case(
         "pod_template primary limits.nvidia.com/mig-1g.5gb='1' is a second kind of GPU, and every rank has one",
         SafeTorch(nproc_per_node=1),
-        pod_template=template(
-            resources=V1ResourceRequirements(limits={"nvidia.com/gpu": "1", "nvidia.com/mig-1g.5gb": "1"})
-        ),
+        pod_template=asks(limits={"nvidia.com/gpu": "1", "nvidia.com/mig-1g.5gb": "1"}),
     ),
     case(
         "pod_template primary requests.rdma/ib='4' has no limit, without which the API server refuses the pod",
         SafeTorch(),
-        pod_template=template(resources=V1ResourceRequirements(requests={"rdma/ib": "4"})),
+        pod_template=asks(requests={"rdma/ib": "4"}),
     ),
     case(
         "requests.hugepages-2Mi='1Gi' differs from pod_template primary limits.hugepages-2Mi='2Gi'",
         SafeTorch(),
-        pod_template=template(
-            resources=V1ResourceRequirements(requests={"hugepages-2Mi": "1Gi"}, limits={"hugepages-2Mi": "2Gi"})
-        ),
+        pod_template=asks(requests={"hugepages-2Mi": "1Gi"}, limits={"hugepages-2Mi": "2Gi"}),
     ),
     case(
         "pod_template env='A' is there twice in the container primary",
@@ -342,7 +338,7 @@ REFUSED = [
         "requests.gpu='0' does not take away pod_template primary limits.nvidia.com/gpu=4",
         SafeTorch(),
         requests=Resources(gpu="0"),
-        pod_template=template(resources=gpus("4")),
+        pod_template=asks(limits={"nvidia.com/gpu": "4"}),
     ),
     case("accelerator='nvidia-tesla-t4' names a kind of GPU, but no GPU is requested", SafeTorch(), accelerator=T4),
     case(
@@ -510,8 +506,8 @@ def test_everything_wrong_is_reported_at_once_with_the_task() -> None:
 
 def test_requests_that_are_not_their_limits_are_told_in_the_order_in_which_they_were_written() -> None:
     names = [f"example.com/{letter}" for letter in "hcagfbed"]
-    resources = V1ResourceRequirements(requests=dict.fromkeys(names, "2"), limits=dict.fromkeys(names, "1"))
-    error = refused(SafeTorch(), pod_template=template(resources=resources))
+    template = asks(requests=dict.fromkeys(names, "2"), limits=dict.fromkeys(names, "1"))
+    error = refused(SafeTorch(), pod_template=template)
     assert [each.field.rpartition("/")[2] for each in error.problems if "differs from" in str(each)] == list("hcagfbed")
 
 

@@ -23,7 +23,7 @@ from flytekitplugins_safedist.failures import Outlook, outlook
 from flytekitplugins_safedist.pod.staging import Options, points, stage
 from flytekitplugins_safedist.pod.staging.fetch import Download
 from flytekitplugins_safedist.store import patience
-from tests.harness.objectstore import ObjectStore
+from tests.harness.objectstore import ClientError, ObjectStore
 from tests.harness.tarballs import project
 
 BLOB = random.Random(1).randbytes(8 << 20)
@@ -309,14 +309,6 @@ def test_signatures_of_signed_urls_are_not_told(store, tmp_path):
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------------
-class ClientError(Exception):
-    """As botocore's: the code is in ``response``."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.response = {"Error": {"Code": code}}
-
-
 class NoCredentialsError(Exception):
     """As botocore's: known by its name."""
 

@@ -24,7 +24,7 @@ from flytekitplugins_safedist.pod import verdict
 from flytekitplugins_safedist.pod.verdict import Verdicts, document, is_there, warning_of
 from flytekitplugins_safedist.store import patience, transfers
 from flytekitplugins_safedist.store.transfers import Transfers, patience_of
-from tests.harness.objectstore import ObjectStore
+from tests.harness.objectstore import ClientError, ObjectStore
 
 PASSES = ConnectionRefusedError("the store is away")
 
@@ -131,14 +131,6 @@ def test_both_ways_of_flytekit_to_upload_try_again(
 
 
 # --- what is tried again as a whole ----------------------------------------------------------------------------------
-class ClientError(Exception):
-    """As botocore's: the code is in ``response``."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.response = {"Error": {"Code": code}}
-
-
 def outlasted(*errors: Exception, seconds: float = 60.0) -> tuple[object, int]:
     """What comes of an action that fails so, and how often it was done."""
     left, tries = list(errors), 0
