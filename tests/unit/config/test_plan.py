@@ -22,13 +22,6 @@ from flytekitplugins_safedist.config.plan import plan as plan_of
 from tests.unit.config.plans import planned
 
 
-def test_defaults_are_one_node_and_one_rank() -> None:
-    plan = planned(SafeTorch())
-    assert (plan.backend, plan.min_nodes, plan.max_nodes, plan.nproc_per_node) == ("torch", 1, 1, 1)
-    assert (plan.max_restarts, plan.start_method, plan.size_limit) == (0, "preload", None)
-    assert plan.variables == ()
-
-
 def test_every_word_of_the_user_reaches_the_plan() -> None:
     config = SafeHorovod(
         nnodes="2:4",
