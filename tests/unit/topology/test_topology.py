@@ -198,6 +198,7 @@ RANKS: dict[str, tuple[dict[str, str], Registered, tuple[str, ...], int]] = {
     **{
         case: (EIGHT | env, leaves_open(1, 1, 8), devices, ranks)
         for case, env, devices, ranks in (
+            ("as many", {SEES: "0,1,2,3,4,5,6,7"}, (), 8),
             ("fewer", {SEES: "GPU-1,GPU-2,GPU-3,GPU-4"}, (), 4),
             ("files alone", {SEES: "all"}, ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"), 2),
             ("handed over as files", {SEES: FILES}, ("nvidia3",), 1),
