@@ -32,6 +32,12 @@ def source(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is tried again without a pause."""
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+
+
 @pytest.mark.parametrize("digest", [None, DIGEST.upper()])
 def test_a_file_is_brought_to_a_place_whose_parent_is_made(tmp_path, source, digest):
     target = tmp_path / "a" / "b" / "weights"
@@ -186,6 +192,7 @@ def test_a_source_that_is_not_there_is_told_with_its_name_the_place_and_what_to_
     assert "Fix: see whether the source exists and this task may read it" in text
 
 
+@pytest.mark.usefixtures("at_once")
 def test_an_address_with_a_secret_is_told_by_nothing_that_goes_wrong_with_it(tmp_path, monkeypatch):
     def fail(_self: object, _draft: Path) -> None:
         raise FileNotFoundError("https://host/file?signature=secret")
@@ -300,6 +307,7 @@ def test_a_name_that_looks_like_a_pattern_is_a_name(tmp_path):
         assert (found.read_text(), (copy / name / f"{name}.txt").read_text()) == (name, name)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_link_to_a_directory_is_copied_with_all_that_is_in_it(tmp_path):
     for name in ("source/below", "elsewhere/deep"):
         (tmp_path / name).mkdir(parents=True)
@@ -343,6 +351,7 @@ def test_what_is_nothing_that_can_be_fetched_is_told_with_what_can(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("at_once")
 def test_two_names_that_are_one_path_are_refused_and_neither_is_left_out(tmp_path):
     """An object store takes any text for a key: "a//b", "a/x/../b"."""
     with zipfile.ZipFile(tmp_path / "odd.zip", "w") as archive:
