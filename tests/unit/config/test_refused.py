@@ -30,6 +30,7 @@ from flytekitplugins_safedist import (
 )
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.task import SafeTask
+from tests.unit.config.plans import Hidden
 
 
 def train(x: int) -> int:
@@ -67,16 +68,6 @@ def refused(config: Any, **kwargs: Any) -> ConfigError:
 
 
 # --- one field --------------------------------------------------------------------------------------------------------
-class Hidden:
-    def __repr__(self) -> str:
-        raise RuntimeError("not shown")
-
-    def __eq__(self, other: object) -> bool:
-        raise ZeroDivisionError
-
-    __hash__ = object.__hash__
-
-
 NODES = 'is not a number of nodes (use 1, a number N of up to 999999, or a range such as "2:4")'
 WORDS = "is unknown (use one of: "
 SECONDS = "is not a time to wait (use seconds, more than 0)"
