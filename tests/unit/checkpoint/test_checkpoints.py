@@ -48,6 +48,13 @@ def save(place, state, step=0):
         ckpt.save(step, state, force=True)
 
 
+def save_each(ckpt, *steps):
+    """One after the other: each is committed before the next."""
+    for step in steps:
+        ckpt.save(step, {"x": step})
+        ckpt.wait()
+
+
 @pytest.fixture
 def three(place):
     """A place with the saves of steps 1, 2 and 3, whose weights are 1, 2 and 3."""
@@ -828,15 +835,12 @@ def test_two_jobs_that_save_at_one_place_at_once_are_refused_and_neither_takes_t
     one = Checkpoints(place, every=1, keep=None)
     of_job("two")
     two = Checkpoints(place.parent / "." / "other" / ".." / "place", every=1, keep=1)  # as from another process
-    for step, ckpt in enumerate((two, one)):
-        ckpt.save(step, {"x": step})
-        ckpt.wait()
+    save_each(two, 0)
+    save_each(one, 1)
     directory(place, 1).joinpath(saves.MANIFEST).rename(place / "later")  # it is still being written
-    two.save(2, {"x": 2})
-    two.wait()
+    save_each(two, 2)
     (place / "later").rename(directory(place, 1) / saves.MANIFEST)
-    one.save(3, {"x": 3})
-    one.wait()
+    save_each(one, 3)
     with pytest.raises(CheckpointError, match=r"two save at one place: .*saves of job two"):
         one.save(4, {"x": 4})
 
@@ -845,35 +849,28 @@ def test_what_another_job_saves_here_meanwhile_is_never_removed(place, of_job):
     """Its own newest is what it would go on from."""
     of_job("one")
     one = Checkpoints(place, every=1, keep=1)
-    one.save(0, {"x": 0})
-    one.wait()
+    save_each(one, 0)
     of_job("two")
     with Checkpoints(place.parent / "." / "other" / ".." / "place", every=1, keep=1) as two:
         two.save(7, {"x": 7})
-    one.save(1, {"x": 1})
-    one.wait()
+    save_each(one, 1)
     assert one.steps() == [1, 7]
 
 
 def test_a_save_is_newer_than_those_of_an_attempt_that_is_cut_off_and_goes_on_with_its_clock_ahead(place, of_job):
     of_job("job")
     after = Checkpoints(place, every=1, keep=None)
-    after.save(5, {"x": 5})
-    after.wait()
+    save_each(after, 5)
     with Checkpoints(place.parent / "." / "other" / ".." / "place", every=1, keep=None) as before:
         before.save(4, {"x": 4})
     directory(place, 4).rename(place / "step-000000000004.9700000000000.00000000")
-    for step in (6, 7):  # the first of them finds it
-        after.save(step, {"x": step})
-        after.wait()
+    save_each(after, 6, 7)  # the first of them finds it
     assert Checkpoints(place).restore({"x": 0}) == 8
 
 
 def test_the_step_gone_back_to_stays_where_the_job_has_gone_on_since(place, of_job):
     of_job("before")
-    with Checkpoints(place, every=1, keep=None) as ckpt:
-        for step in range(4):
-            ckpt.save(step, {"x": step})
+    save_each(Checkpoints(place, every=1, keep=None), *range(4))
     of_job("job")
     for first in (2, 4, 6):
         with Checkpoints(place, every=1, keep=1) as ckpt:
@@ -885,9 +882,7 @@ def test_the_step_gone_back_to_stays_where_the_job_has_gone_on_since(place, of_j
 
 def test_where_the_newest_of_a_branch_is_damaged_its_job_goes_on_from_the_one_before(place, of_job):
     of_job("job")
-    with Checkpoints(place, every=1, keep=None) as ckpt:
-        for step in range(6):
-            ckpt.save(step, {"x": step})
+    save_each(Checkpoints(place, every=1, keep=None), *range(6))
     for first in (3, 5):
         with Checkpoints(place, every=1, keep=None) as ckpt:
             assert ckpt.restore({"x": 0}, step=2) == first
@@ -898,9 +893,7 @@ def test_where_the_newest_of_a_branch_is_damaged_its_job_goes_on_from_the_one_be
 
 
 def test_saves_that_are_found_damaged_do_not_count(place):
-    with Checkpoints(place, every=1, keep=3) as ckpt:
-        for step in range(3):
-            ckpt.save(step, {"x": step})
+    save_each(Checkpoints(place, every=1, keep=3), *range(3))
     for step in (1, 2):
         (directory(place, step) / saves.MANIFEST).write_text("{}")
     with Checkpoints(place, every=1, keep=2) as ckpt:
@@ -1085,9 +1078,8 @@ def test_old_saves_that_cannot_be_removed_stay_and_fail_nothing(place, monkeypat
         raise PermissionError("Access Denied")
 
     monkeypatch.setattr(store.Store, "remove", refused)
-    with Checkpoints(place, every=1, keep=1) as ckpt:
-        for step in range(6):
-            ckpt.save(step, {"x": step})
+    ckpt = Checkpoints(place, every=1, keep=1)
+    save_each(ckpt, *range(6))
     assert ckpt.steps() == [0, 1, 2, 3, 4, 5]
     assert 0 < caplog.text.count("and nothing else is wrong: Access Denied") < 5
 
@@ -1108,9 +1100,7 @@ def test_a_failed_save_leaves_nothing_and_says_what_the_file_system_said(place):
 
 def test_the_log_has_a_line_for_the_first_saves_and_then_for_fewer_and_fewer(place, caplog):
     caplog.set_level("INFO")
-    with Checkpoints(place, every=1, keep=1) as ckpt:
-        for step in range(20):
-            ckpt.save(step, {"x": step})
+    save_each(Checkpoints(place, every=1, keep=1), *range(20))
     said = [
         int(line.partition(" is committed, save ")[2].partition(";")[0])
         for line in caplog.messages
