@@ -150,11 +150,6 @@ def doubled_twice(x: int) -> int:
     return double(x=double(x=x))
 
 
-@workflow
-def doubled_each(xs: list[int]) -> list[int]:
-    return map_task(double)(x=xs)
-
-
 @task(task_config=TWO, cache=True, cache_version=os.environ.get("TEST_UNIQUE", "0"))
 def cached(x: int) -> int:
     say("ran")
@@ -229,7 +224,7 @@ def add(x: int, y: int) -> int:
 
 
 def every_shape() -> list[Any]:
-    return [doubled_twice(x=3), doubled_each(xs=[1, 5]), call_partial(), decorated(x=1)]
+    return [doubled_twice(x=3), call_partial(), decorated(x=1)]
 
 
 if __name__ == "__main__":
