@@ -112,9 +112,9 @@ def warm_to_train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
         yield process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """An S3 API with a bucket, for one module."""
+    """An S3 API with a bucket, for all tests of a worker: each has keys of its own."""
     server = S3(tmp_path_factory.mktemp("s3"))
     server.put("there", b"")
     yield server

@@ -62,6 +62,7 @@ def levels(ended: Ended) -> list[str]:
 
 
 def test_after_success_no_node_logs_a_warning_and_its_last_line_is_the_summary(warm, tmp_path, s3):
+    """And each has asked the store once for the code, and one of them has put the outputs there, once."""
     nodes = run(warm, s3, tmp_path)
     assert [node.code for node in nodes] == [0, 0], nodes
     assert [levels(node) for node in nodes] == [[], []]
@@ -69,3 +70,5 @@ def test_after_success_no_node_logs_a_warning_and_its_last_line_is_the_summary(w
         last = node.err.splitlines()[-1]
         assert last.startswith("[safedist] end: succeeded after 1 round(s)"), node.err
         assert last.endswith(f"node {number}")
+    assert s3.count("GET", f"{tmp_path.name}/fast.tar.gz") == 2
+    assert s3.count("PUT", f"{tmp_path.name}/out/outputs.pb") == 1

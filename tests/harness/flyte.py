@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flyteidl.core import tasks_pb2
+from flytekit.configuration import Image, ImageConfig, SerializationSettings
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from tests.harness.operator import pods_and_services
@@ -14,6 +15,13 @@ from tests.harness.product import job_manifest
 
 NAME = "f0123456789abcdef"
 """Of the execution whose job is shown."""
+SETTINGS = SerializationSettings(
+    image_config=ImageConfig(default_image=Image(name="default", fqn="registry.example/train", tag="1")),
+    project="p",
+    domain="d",
+    version="v",
+)
+"""Of a registration from the image itself."""
 
 
 def overrides_of(node: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class S3:
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
+    @cached_property
     def _client(self) -> Any:
         import botocore.session
 
@@ -47,13 +49,12 @@ class S3:
         )
 
     def put(self, key: str, content: bytes) -> str:
-        client = self._client()
-        client.create_bucket(Bucket=BUCKET)
-        client.put_object(Bucket=BUCKET, Key=key, Body=content)
+        self._client.create_bucket(Bucket=BUCKET)
+        self._client.put_object(Bucket=BUCKET, Key=key, Body=content)
         return f"s3://{BUCKET}/{key}"
 
     def get(self, key: str) -> bytes:
-        content: bytes = self._client().get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        content: bytes = self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
         return content
 
     def count(self, method: str, key: str) -> int:

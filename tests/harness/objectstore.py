@@ -11,6 +11,14 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
+class ClientError(Exception):
+    """As botocore's: the code is in ``response``."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}}
+
+
 class ObjectStore:
     """Serves ``content`` at every path.
 

@@ -45,7 +45,6 @@ PRIVATE = {
     "command": "plugin.jobspec:command",
     "SafeTask": "plugin.task:SafeTask",
     "context": "rank.context",
-    "literals": "rank.literals",
     "SAFE_IMPORT_ENVIRONMENT": "rank_server.libraries:UNDER",
     "cleanup": "rank_server.cleanup",
     "scratch": "agent.scratch",

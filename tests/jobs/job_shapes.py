@@ -150,11 +150,6 @@ def doubled_twice(x: int) -> int:
     return double(x=double(x=x))
 
 
-@workflow
-def doubled_each(xs: list[int]) -> list[int]:
-    return map_task(double)(x=xs)
-
-
 @task(task_config=TWO, cache=True, cache_version=os.environ.get("TEST_UNIQUE", "0"))
 def cached(x: int) -> int:
     say("ran")
@@ -196,22 +191,6 @@ def call_with_a_lock() -> None:
     takes_anything(x=threading.Lock())
 
 
-@task(task_config=TWO)
-def large() -> str:
-    """Its result is over the limit, which the test lowers."""
-    return "x" * 100_000
-
-
-def call_large() -> str:
-    return large()
-
-
-if "TEST_RESULT_LIMIT" in os.environ:  # a real result of one GiB would only prove that memory is large
-    from tests.harness.product import literals
-
-    literals.MAX_RESULT_BYTES = int(os.environ["TEST_RESULT_LIMIT"])
-
-
 def logged(function: Callable[..., Any]) -> Callable[..., Any]:
     """A user's decorator: what flytekit is given is then a function inside a function."""
 
@@ -242,6 +221,10 @@ def call_partial() -> list[int]:
 @task(task_config=TWO)
 def add(x: int, y: int) -> int:
     return x + y
+
+
+def every_shape() -> list[Any]:
+    return [doubled_twice(x=3), call_partial(), decorated(x=1)]
 
 
 if __name__ == "__main__":

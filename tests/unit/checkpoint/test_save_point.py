@@ -66,8 +66,7 @@ def test_an_urgent_save_is_committed_and_the_last_thing_a_rank_does(agent, tmp_p
     assert agent.finished(1, urgent=True)
 
 
-@pytest.mark.parametrize("every", [10**6, timedelta(hours=1), None], ids=str)
-@pytest.mark.parametrize("call", [1, 2**18 - 1])
+@pytest.mark.parametrize(("every", "call"), [(10**6, 1), (timedelta(hours=1), 1), (None, 2**18 - 1)], ids=str)
 def test_a_forced_save_is_committed_though_none_is_due_and_the_ranks_go_on(agent, stood_still, tmp_path, every, call):
     checkpoints = Checkpoints(tmp_path / "place", every=every)
     answered(agent, call, 1, urgent=False, forced=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -93,10 +94,6 @@ def test_tests_pin_what_registration_pins() -> None:
     assert json.loads(planned(config).pinned()["SAFEDIST_JOB"]) == json.loads(told["SAFEDIST_JOB"])
 
 
-def test_a_pod_that_nothing_was_pinned_into_is_not_ours() -> None:
-    assert Registered.from_env({"PET_NNODES": "2"}) is None
-
-
 def changed(**fields: Any) -> str:
     return json.dumps({**json.loads(registered()["SAFEDIST_JOB"]), **fields})
 
@@ -107,29 +104,29 @@ def without(name: str) -> str:
     return json.dumps(job)
 
 
-@pytest.mark.parametrize("name", json.loads(registered()["SAFEDIST_JOB"]))
-def test_nothing_has_a_default(name: str) -> None:
-    with pytest.raises(TopologyError, match=f"SAFEDIST_JOB cannot be read: .*{name}"):
-        Registered.from_env({"SAFEDIST_JOB": without(name)})
+def refusal(job: str) -> str:
+    try:
+        return f"none: {Registered.from_env({'SAFEDIST_JOB': job})}"
+    except TopologyError as error:
+        return str(error)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_nothing_has_a_default() -> None:
+    for name in json.loads(registered()["SAFEDIST_JOB"]):
+        assert re.match(f"SAFEDIST_JOB cannot be read: .*{name}", refusal(without(name)))
+
+
+def test_what_cannot_be_read_is_refused_and_nothing_else_is_raised() -> None:
+    texts = [
         *("", "2", "[]", "{", "null", changed(more=1), changed(nproc_per_node="2"), changed(backend="jax")),
         *(changed(timeouts=None), changed(timeouts={"stop": -1}), changed(timeouts={"nap": 1}), changed(gpus=True)),
         *(changed(logs={"shown": 1}), changed(scratch=None), changed(variables="A")),
-    ],
-)
-def test_what_cannot_be_read_is_refused_and_nothing_else_is_raised(text: str) -> None:
-    with pytest.raises(TopologyError, match="SAFEDIST_JOB cannot be read: "):
-        Registered.from_env({"SAFEDIST_JOB": text})
+    ]
+    assert [text for text in texts if not refusal(text).startswith("SAFEDIST_JOB cannot be read: ")] == []
 
 
 def test_another_version_is_told_from_nonsense() -> None:
-    with pytest.raises(TopologyError) as caught:
-        Registered.from_env({"SAFEDIST_JOB": '{"version": 1, "nodes": "of another kind"}'})
-    assert str(caught.value) == (
+    assert refusal('{"version": 1, "nodes": "of another kind"}') == (
         "this pod was registered by another version of flytekitplugins-safedist than its image has [version in "
         "SAFEDIST_JOB=1] (expected: 2). Fix: register the task with the version that is in its image, or build "
         "the image with this one"

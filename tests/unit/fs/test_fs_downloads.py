@@ -32,7 +32,13 @@ def source(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("digest", [None, DIGEST, DIGEST.upper()])
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is tried again without a pause."""
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+
+
+@pytest.mark.parametrize("digest", [None, DIGEST.upper()])
 def test_a_file_is_brought_to_a_place_whose_parent_is_made(tmp_path, source, digest):
     target = tmp_path / "a" / "b" / "weights"
     assert download_once(str(source), target, sha256=digest) == target
@@ -109,7 +115,7 @@ def pages() -> Iterator[str]:
         def log_message(self, *_: object) -> None: ...
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -151,23 +157,23 @@ def test_a_link_to_nothing_in_the_place_is_told_at_once(tmp_path, source):
         download_once(source, tmp_path / "weights", timeout=3600)
 
 
-@pytest.mark.parametrize(
-    "signed",
-    [
-        "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=key{n}&X-Amz-Date=2026010{n}&X-Amz-Signature=sign{n}",
-        "X-Goog-Credential=account&X-Goog-Date=2026010{n}&X-Goog-Signature=sign{n}",
-        "AWSAccessKeyId=key&Signature=sign{n}&Expires=17000{n}",
-        "Expires=17000{n}&Signature=sign{n}&Key-Pair-Id=K1",
-        "sv=2024-11-04&se=2026-01-0{n}&sr=b&sp=r&sig=sign{n}",
-    ],
+SIGNED = (
+    "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=key{n}&X-Amz-Date=2026010{n}&X-Amz-Signature=sign{n}",
+    "X-Goog-Credential=account&X-Goog-Date=2026010{n}&X-Goog-Signature=sign{n}",
+    "AWSAccessKeyId=key&Signature=sign{n}&Expires=17000{n}",
+    "Expires=17000{n}&Signature=sign{n}&Key-Pair-Id=K1",
+    "sv=2024-11-04&se=2026-01-0{n}&sr=b&sp=r&sig=sign{n}",
 )
-def test_one_file_that_is_signed_anew_is_not_fetched_again(tmp_path, pages, signed):
-    kept = "/get?versionId=7&"
-    first = download_once(pages + kept + signed.format(n=1), tmp_path / "data").read_text()
-    assert download_once(pages + kept + signed.format(n=2), tmp_path / "data").read_text() == first
-    assert "sign" not in (tmp_path / ".data.safedist-source").read_text()
-    with pytest.raises(PathBlockedError, match="with another query"):
-        download_once(f"{pages}/get?versionId=8&{signed.format(n=2)}", tmp_path / "data")
+
+
+def test_one_file_that_is_signed_anew_is_not_fetched_again(tmp_path, pages):
+    for number, signed in enumerate(SIGNED):
+        target, kept = tmp_path / str(number), f"{pages}/get?versionId=7&"
+        first = download_once(kept + signed.format(n=1), target).read_text()
+        assert download_once(kept + signed.format(n=2), target).read_text() == first
+        assert "sign" not in (tmp_path / f".{number}.safedist-source").read_text()
+        with pytest.raises(PathBlockedError, match="with another query"):
+            download_once(f"{pages}/get?versionId=8&{signed.format(n=2)}", target)
 
 
 @pytest.mark.parametrize("protocol", ["", "file://"])
@@ -186,6 +192,7 @@ def test_a_source_that_is_not_there_is_told_with_its_name_the_place_and_what_to_
     assert "Fix: see whether the source exists and this task may read it" in text
 
 
+@pytest.mark.usefixtures("at_once")
 def test_an_address_with_a_secret_is_told_by_nothing_that_goes_wrong_with_it(tmp_path, monkeypatch):
     def fail(_self: object, _draft: Path) -> None:
         raise FileNotFoundError("https://host/file?signature=secret")
@@ -287,18 +294,20 @@ def test_a_directory_that_nobody_waits_for_any_more_is_not_written_further_and_n
     assert os.listdir(tmp_path) == ["source"]
 
 
-@pytest.mark.parametrize("name", ["run-[lr=0.1]", "what?", "a*b"])
-def test_a_name_that_looks_like_a_pattern_is_a_name(tmp_path, name):
-    for each in (name, "run-l", "whatx", "aab"):  # which the patterns match
+def test_a_name_that_looks_like_a_pattern_is_a_name(tmp_path):
+    patterns = ("run-[lr=0.1]", "what?", "a*b")
+    for each in (*patterns, "run-l", "whatx", "aab"):  # which the patterns match
         (tmp_path / "source" / each).mkdir(parents=True)
         (tmp_path / "source" / each / f"{each}.txt").write_text(each)
-    found = download_once(f"{tmp_path}/source/{name}/", tmp_path / "one")
-    assert [file.name for file in found.iterdir()] == [f"{name}.txt"]
-    found = download_once(tmp_path / "source" / name / f"{name}.txt", tmp_path / "file")
-    assert found.read_text() == name
-    assert (download_once(tmp_path / "source", tmp_path / "all") / name / f"{name}.txt").read_text() == name
+    copy = download_once(tmp_path / "source", tmp_path / "all")
+    for name in patterns:
+        found = download_once(f"{tmp_path}/source/{name}/", tmp_path / f"one of {name}")
+        assert [file.name for file in found.iterdir()] == [f"{name}.txt"]
+        found = download_once(tmp_path / "source" / name / f"{name}.txt", tmp_path / f"file of {name}")
+        assert (found.read_text(), (copy / name / f"{name}.txt").read_text()) == (name, name)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_link_to_a_directory_is_copied_with_all_that_is_in_it(tmp_path):
     for name in ("source/below", "elsewhere/deep"):
         (tmp_path / name).mkdir(parents=True)
@@ -319,9 +328,8 @@ def test_an_empty_directory_is_one_in_the_copy(tmp_path):
     assert (download_once(tmp_path / "source", tmp_path / "copy") / "deep" / "empty").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
+def test_a_source_has_a_name_without_secrets():
+    names = [
         ("s3://bucket/data/", "s3://bucket/data/"),
         ("https://user:word@host/file?key=secret", "https://host/file"),
         (Path("/no/such/file"), "/no/such/file"),
@@ -331,10 +339,8 @@ def test_an_empty_directory_is_one_in_the_copy(tmp_path):
         ("/data/a?1", "/data/a?1"),
         (SimpleNamespace(remote_source="s3://b/f", path="/x", download=1), "s3://b/f"),
         (SimpleNamespace(remote_source=None, path="/x", download=1), "/x"),
-    ],
-)
-def test_a_source_has_a_name_without_secrets(source, name):
-    assert _without_secrets(_address(source)) == name
+    ]
+    assert [_without_secrets(_address(source)) for source, _ in names] == [name for _, name in names]
 
 
 def test_what_is_nothing_that_can_be_fetched_is_told_with_what_can(tmp_path):
@@ -345,6 +351,7 @@ def test_what_is_nothing_that_can_be_fetched_is_told_with_what_can(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("at_once")
 def test_two_names_that_are_one_path_are_refused_and_neither_is_left_out(tmp_path):
     """An object store takes any text for a key: "a//b", "a/x/../b"."""
     with zipfile.ZipFile(tmp_path / "odd.zip", "w") as archive:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from flytekitplugins_safedist.fs import oserrors
 from flytekitplugins_safedist.fs.oserrors import UNKNOWN, entries, parse_mountinfo
 
@@ -16,18 +14,15 @@ MOUNTS = """\
 """
 
 
-@pytest.mark.parametrize(
-    ("path", "fstype"),
-    [
-        ("/dev/shm/x", "tmpfs"),
-        ("/devices", "ext4"),
-        ("/data/with space/f", "lustre"),
-        ("/data2/f", "ext4"),  # its name only begins alike
-        ("/data/f", "tmpfs"),  # a later mount covers an earlier one on the same point
-    ],
-)
-def test_a_path_lies_on_the_deepest_and_latest_mount(path, fstype):
-    assert parse_mountinfo(MOUNTS, path).fstype == fstype
+def test_a_path_lies_on_the_deepest_and_latest_mount():
+    types = {
+        "/dev/shm/x": "tmpfs",
+        "/devices": "ext4",
+        "/data/with space/f": "lustre",
+        "/data2/f": "ext4",  # its name only begins alike
+        "/data/f": "tmpfs",  # a later mount covers an earlier one on the same point
+    }
+    assert {path: parse_mountinfo(MOUNTS, path).fstype for path in types} == types
 
 
 def test_options_of_mount_and_server_are_both_shown():

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from flytekit import Resources, task
-from flytekit.configuration import Image, ImageConfig, SerializationSettings
 from flytekit.core.pod_template import PodTemplate
 from flytekit.extras import accelerators
 from flytekit.tools.translator import get_serializable
@@ -42,29 +41,27 @@ from flytekitplugins_safedist import (
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.tools.render import job_manifest, summary
 from tests.fs.ranks import AT_LENGTH
-from tests.harness.flyte import pods
-
-SETTINGS = SerializationSettings(
-    image_config=ImageConfig(default_image=Image(name="default", fqn="registry.example/train", tag="1")),
-    project="p",
-    domain="d",
-    version="v",
-)
-
-
-class Odd:
-    def __repr__(self) -> str:
-        raise ValueError("no")
-
-    def __eq__(self, other: object) -> bool:
-        raise ValueError("eq")
-
-    __hash__ = object.__hash__
-
+from tests.harness.flyte import SETTINGS, pods
+from tests.unit.config.plans import Hidden
 
 NONSENSE: list[Any] = [
     *(None, True, 0, -1, 1, 3, 1.5, float("nan"), float("inf"), 10**30, 10**5000, "", "x", "2", "2:4", "\0", "\ud800"),
-    *([], {}, (), (1,), {"a": 1}, Path("/x"), timedelta(1), Odd(), object, b"x", "1" * 5000, "64Gi", set(), range(0)),
+    *(
+        [],
+        {},
+        (),
+        (1,),
+        {"a": 1},
+        Path("/x"),
+        timedelta(1),
+        Hidden(),
+        object,
+        b"x",
+        "1" * 5000,
+        "64Gi",
+        set(),
+        range(0),
+    ),
     *(range(5), range(10**12), len, "\u0663", "\U0001f600", Logs(), SafeTorch, kfpytorch.Worker(), PodTemplate()),
 ]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from flytekit import Resources, workflow
-from flytekit.configuration import Image, ImageConfig, SerializationSettings
+from flytekit.configuration import SerializationSettings
 from flytekit.core.pod_template import PodTemplate
 from flytekit.core.resources import ResourceSpec
 from flytekit.tools.translator import get_serializable
@@ -26,14 +26,7 @@ from flytekitplugins_safedist.config.quantities import value_of
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.task import SafeTask
 from tests.fs.ranks import AT_LENGTH
-from tests.harness.flyte import called
-
-SETTINGS = SerializationSettings(
-    image_config=ImageConfig(default_image=Image(name="default", fqn="registry.example/train", tag="1")),
-    project="p",
-    domain="d",
-    version="v",
-)
+from tests.harness.flyte import SETTINGS, called
 
 
 def body(x: int) -> int:

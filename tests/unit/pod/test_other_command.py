@@ -23,10 +23,10 @@ sys.exit(other_command.run_as_init(sys.argv[1:]))
 IGNORED = ["grep", "-E", "SigIgn|SigBlk", "/proc/self/status"]
 
 
-def start(program: str, *command: str) -> subprocess.Popen[str]:
+def start(program: str, *command: str, within: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen(
-        [sys.executable, "-c", program, *command],
+        [*within, sys.executable, "-c", program, *command],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -78,18 +78,13 @@ echo reaped
     assert out == "reaped\n", err
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_containers_first_process_stays_for_the_orphans_and_any_other_becomes_the_command(first):
+def test_a_containers_first_process_stays_for_the_orphans():
+    """Any other becomes the command: tests/agents/test_entrypoint.py."""
     needs.root("make a process namespace")
     program = "from flytekitplugins_safedist.pod.start import main; main()"
-    here = ["unshare", "--pid", "--fork", "--"] if first else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [*here, sys.executable, "-c", program, "--", "sh", "-c", "echo $$ $PPID"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    within = ("unshare", "--pid", "--fork", "--")
+    process = start(program, "--", "sh", "-c", "echo $$ $PPID", within=within)
     out, err = process.communicate()
     assert process.returncode == 0, err
     pid, parent = map(int, out.split())
-    if first:
-        assert parent == 1 < pid
-    else:
-        assert pid == process.pid
+    assert parent == 1 < pid

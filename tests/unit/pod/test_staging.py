@@ -42,14 +42,18 @@ class Node:
         return stage(str(self.archive), self.dest, Options(**changes))
 
     def refused(self, archive: bytes, kind=ArchiveError, **changes) -> str:
-        """The error; nothing has changed, and nothing is left behind."""
-        before = content(self.dest)
+        """The error, "" where there is none; nothing has changed, and nothing is left behind."""
+        before, caught = content(self.dest), None
         self.archive.write_bytes(archive)
-        with pytest.raises(kind) as caught:
+        try:
             self.stage(**changes)
-        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+        except kind as error:
+            caught = error
+        if caught is None:
+            return ""
+        assert str(pickle.loads(pickle.dumps(caught))) == str(caught)
         assert content(self.dest) == before
-        return str(caught.value)
+        return str(caught)
 
 
 @pytest.fixture
@@ -184,12 +188,12 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("members", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_members_are_refused_by_name_and_with_them_the_archive(node, members):
+def test_hostile_members_are_refused_by_name_and_with_them_the_archive(node):
     node.stage()
-    message = node.refused(targz([member("first.py", b"1"), *members]))
-    assert members[-1][0].name in message.partition(", member=")[2]
-    assert f"host={os.uname().nodename}" in message
+    said = {what: node.refused(targz([member("first.py", b"1"), *HOSTILE[what]])) for what in HOSTILE}
+    names = {what: members[-1][0].name for what, members in HOSTILE.items()}
+    assert {what: text for what, text in said.items() if names[what] not in text.partition(", member=")[2]} == {}
+    assert {what for what, text in said.items() if f"host={os.uname().nodename}" not in text} == set()
     assert not (node.root / "evil.py").exists()
     assert not os.path.lexists(OUT)
 
@@ -239,10 +243,11 @@ DAMAGED |= {
 }
 
 
-@pytest.mark.parametrize("archive", DAMAGED.values(), ids=DAMAGED)
-def test_damaged_archives_are_refused(node, archive):
+def test_damaged_archives_are_refused(node):
     node.dest.mkdir()
-    assert re.search(r"register the task again|leave that out", node.refused(archive))
+    said = {what: node.refused(archive) for what, archive in DAMAGED.items()}
+    fix = re.compile("register the task again|leave that out")
+    assert {what: text for what, text in said.items() if not fix.search(text)} == {}
 
 
 def test_any_flipped_byte_is_refused_or_changes_nothing(node):
@@ -393,11 +398,3 @@ def test_a_rename_that_fails_says_what_has_changed_before_it(node, monkeypatch, 
         node.stage(member("a.py"), member("b/c.py"), member("d.py"))
     assert ("changed=2 of 3 renames, the last " + str(node.dest / "b") in str(caught.value)) == bool(failing)
     assert sorted(os.listdir(node.dest)) == (["a.py", "b"] if failing else [])
-
-
-@pytest.mark.parametrize("uri", ["https://user:secret@host/key?signature=secret", "s3://bucket/key?secret"])
-def test_addresses_in_messages_carry_no_secrets(uri):
-    from flytekitplugins_safedist.texts import public
-
-    assert "secret" not in public(uri)
-    assert public("/plain/path") == "/plain/path"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.preflight.machine import check_directory, check_network, check_shared_memory, check_torch
+from flytekitplugins_safedist.preflight.machine import check_directory, check_network, check_torch
 from tests.harness import needs
 from tests.harness.fusefs import FuseMount, require
 from tests.harness.registered import registered
@@ -20,8 +20,6 @@ def examined(tmp_path: Path, **rules: Any) -> dict[str, tuple[str, str, str, dic
     """The findings on a mount with *rules*, by status."""
     require()
     backing, mountpoint = tmp_path / "backing", tmp_path / "mount"
-    backing.mkdir()
-    mountpoint.mkdir()
     with FuseMount(backing, mountpoint, **rules):
         found = {one[1]: one for one in check_directory(mountpoint)}
     assert list(backing.iterdir()) == []
@@ -51,24 +49,15 @@ def test_locks_that_are_dropped_are_a_warning(tmp_path: Path) -> None:
     assert facts["flock"] is False
 
 
-def test_a_directory_that_cannot_rename_is_broken(tmp_path: Path) -> None:
-    found = examined(tmp_path, locks="shared", replaces=False)
-
-    assert "does not rename over existing files" in found["broken"][1]
-
-
 def test_a_full_directory_is_broken(tmp_path: Path) -> None:
     found = examined(tmp_path, faults=[{"op": "mkdir", "errno": "ENOSPC", "first": 9}])
 
     assert "No space left on device" in found["broken"][1]
 
 
-@pytest.mark.parametrize("name", [b"caf\xc3\xa9", b"with space", b"back\\slash"])
-def test_a_mount_of_any_name_is_found(tmp_path: Path, name: bytes) -> None:
+def test_a_mount_of_any_name_is_found(tmp_path: Path) -> None:
     require()
-    backing, mountpoint = tmp_path / "backing", tmp_path / os.fsdecode(name)
-    backing.mkdir()
-    mountpoint.mkdir()
+    backing, mountpoint = tmp_path / "backing", tmp_path / "caf\u00e9, with space and back\\slash"
     with FuseMount(backing, mountpoint, locks="shared"):
         (found,) = check_directory(mountpoint)
     assert found[4]["type"].startswith("fuse")
@@ -103,13 +92,6 @@ def test_no_directory_is_broken(tmp_path: Path) -> None:
     assert (name, status) == (str(tmp_path / "none"), "broken")
     assert what == f"cannot be written by uid {os.getuid()}: No such file or directory"
     assert "fsGroup" in remedy
-
-
-def test_no_shared_memory_is_broken(tmp_path: Path) -> None:
-    ((_, status, what, _, _),) = check_shared_memory(tmp_path / "none")
-
-    assert status == "broken"
-    assert "No such file or directory" in what
 
 
 # The resolver is a stand-in: which names resolve to what is not this test's to arrange on the machine.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,10 @@ def summed(tmp_path: Path, tests: str) -> tuple[int, list[str]]:
     (tmp_path / "test_one.py").write_text(f"import pytest\n{tests}\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     subprocess.run(
-        [*command, "-c", "/dev/null", f"--junitxml={tmp_path}/r.xml", str(tmp_path)], capture_output=True, check=False
+        [*command, "-c", "/dev/null", f"--junitxml={tmp_path}/r.xml", str(tmp_path)],
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        check=False,
     )
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path / "r.xml")], capture_output=True, text=True, check=False

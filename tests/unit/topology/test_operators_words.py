@@ -3,13 +3,11 @@ team finds the fault."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
+import re
 
 from flytekitplugins_safedist.config.registered import Registered
 from flytekitplugins_safedist.errors import TopologyError
-from flytekitplugins_safedist.topology import ADAPTERS, from_env
+from flytekitplugins_safedist.topology import from_env
 from flytekitplugins_safedist.topology.adapters import is_alone
 from tests.unit.topology.test_topology import FIXED, asked, elastic, leaves_open, pinned
 
@@ -30,254 +28,195 @@ OTHERS = {
     "elastic": ("PET_NNODES", "PET_RDZV_ENDPOINT"),
 }
 NODES_FROM = {"pytorchjob": "PET_NNODES", "trainjob": "PET_NNODES", "jobset": "NNODES"}
-Variables = dict[str, str]
 
 
-def variables(operator: str) -> tuple[Variables, Registered]:
+def variables(operator: str) -> tuple[dict[str, str], Registered]:
     return (elastic("2:4", 8), asked(2, 4, 8)) if operator == "elastic" else (FIXED[operator](1, 3, 8), asked(3, 3, 8))
 
 
-def told(operator: str, change: Callable[[Variables], object]) -> str:
-    env, wanted = variables(operator)
-    change(env)
-    with pytest.raises(TopologyError) as caught:
+def told(env: dict[str, str], wanted: Registered) -> str:
+    """The error; "" where there is none."""
+    try:
         from_env(env, wanted)
-    return str(caught.value)
+    except TopologyError as error:
+        return str(error)
+    return ""
+
+
+def told_of(operator: str, **change: str) -> str:
+    env, wanted = variables(operator)
+    return told(env | change, wanted)
+
+
+def like(*parts: str) -> str:
+    return ".*".join(map(re.escape, parts))
 
 
 def pairs(table: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
     return [(operator, name) for operator, names in table.items() for name in names]
 
 
-@pytest.mark.parametrize("operator", NAMES)
-def test_a_node_knows_who_has_placed_it(operator: str) -> None:
-    assert from_env(*variables(operator)).source == NAMES[operator]
-    assert NAMES[operator] in [adapter.source for adapter in ADAPTERS]
-
-
-@pytest.mark.parametrize(("operator", "name"), pairs(NUMBERS))
-@pytest.mark.parametrize("text", ["x", "-1", "1.0", "²", "\u0661", "+1", " 1", "1_0"])
-def test_what_is_no_number_is_told_with_its_variable_and_its_operator(operator: str, name: str, text: str) -> None:
-    said = told(operator, lambda env: env.update({name: text}))
-    assert said.startswith(f"{name} of {NAMES[operator]} cannot be read [")
-    assert f"{name}={text}" in said
-    assert said.endswith(f"(seen: {text!r}; expected: a whole number, 0 or more)")
-
-
-@pytest.mark.parametrize(("operator", "name"), [*pairs(NUMBERS), *pairs(OTHERS)])
-def test_an_empty_variable_is_told_with_its_operator(operator: str, name: str) -> None:
-    said = told(operator, lambda env: env.update({name: ""}))
-    assert said.startswith(f"{NAMES[operator]} does not say {name} [")
-    assert f"expected: {name} beside the other variables of {NAMES[operator]}" in said
-    assert said.endswith("a guessed identity would make two nodes believe they are the same one")
-
-
-@pytest.mark.parametrize("operator", NODES_FROM)
-def test_another_number_of_nodes_is_told_with_both(operator: str) -> None:
-    said = told(operator, lambda env: env.update({NODES_FROM[operator]: "5"}))
-    assert said.startswith(f"{NAMES[operator]} contradicts the task's configuration [")
-    assert "(seen: nnodes=5; expected: nnodes=3)" in said
-    assert said.endswith("register the task again; if it stays, something sets the operator's variables a second time")
-
-
-def test_another_elastic_range_is_told_with_both() -> None:
-    said = told("elastic", lambda env: env.update(PET_NNODES="2:5"))
-    assert said.startswith(f"{NAMES['elastic']} contradicts the task's configuration [")
-    assert "(seen: nnodes=2:5; expected: nnodes=2:4)" in said
-
-
-@pytest.mark.parametrize("text", ["2:", ":4", "a:4", "2:b", "2-4"])
-def test_a_range_that_cannot_be_read_is_told(text: str) -> None:
-    said = told("elastic", lambda env: env.update(PET_NNODES=text))
-    assert said.startswith(f"PET_NNODES of {NAMES['elastic']} cannot be read [")
-    assert said.endswith(f"(seen: {text!r}; expected: MIN:MAX)")
-
-
-def test_an_elastic_policy_over_a_task_of_a_fixed_size_is_told() -> None:
-    with pytest.raises(TopologyError) as caught:
-        from_env(elastic("3", 8), asked(3, 3, 8))
-    assert str(caught.value).startswith(f"{NAMES['elastic']} contradicts the task's configuration [")
-    assert "(seen: an elastic policy; expected: a job of exactly 3 nodes, with a Master)" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("operator", "name"),
-    [("pytorchjob", "PET_NPROC_PER_NODE"), ("elastic", "PET_NPROC_PER_NODE"), ("jobset", "NPROC_PER_NODE")],
-)
-def test_another_number_of_ranks_is_told_with_both(operator: str, name: str) -> None:
-    said = told(operator, lambda env: env.update({name: "7"}))
-    assert said.startswith(f"{NAMES[operator]} contradicts the task's configuration [")
-    assert f"(seen: {name}=7; expected: 8, as the task is configured)" in said
-
-
-@pytest.mark.parametrize("text", [":1", "h:0", "h:65536", "h:x"])
-def test_an_endpoint_that_cannot_be_read_is_told(text: str) -> None:
-    said = told("elastic", lambda env: env.update(PET_RDZV_ENDPOINT=text))
-    assert said.startswith(f"PET_RDZV_ENDPOINT of {NAMES['elastic']} cannot be read [")
-    assert said.endswith(f"(seen: {text!r}; expected: HOST:PORT)")
-
-
-@pytest.mark.parametrize("text", ["0", "65536"])
-def test_a_port_that_cannot_be_is_told(text: str) -> None:
-    said = told("pytorchjob", lambda env: env.update(MASTER_PORT=text))
-    assert said.startswith("MASTER_PORT of PyTorchJob cannot be read [")
-    assert said.endswith(f"(seen: {text!r}; expected: a TCP port, 1 to 65535)")
-
-
-@pytest.mark.parametrize("operator", NAMES)
-def test_a_pod_of_an_operators_is_not_alone(operator: str) -> None:
-    assert not is_alone(variables(operator)[0])
+def test_a_node_knows_who_has_placed_it_and_is_not_alone() -> None:
+    assert {operator: from_env(*variables(operator)).source for operator in NAMES} == NAMES
+    assert [operator for operator in NAMES if is_alone(variables(operator)[0])] == []
     assert is_alone({"PATH": "/bin", **pinned(1, 1)})
 
 
+UNREADABLE = [
+    *(
+        (operator, name, text, "a whole number, 0 or more")
+        for operator, name in pairs(NUMBERS)
+        for text in ("x", "-1", "1.0", "²", "\u0661", "+1", " 1", "1_0")
+    ),
+    *(("elastic", "PET_NNODES", text, "MIN:MAX") for text in ("2:", ":4", "a:4", "2:b", "2-4")),
+    *(("elastic", "PET_RDZV_ENDPOINT", text, "HOST:PORT") for text in (":1", "h:0", "h:65536", "h:x")),
+    *(("pytorchjob", "MASTER_PORT", text, "a TCP port, 1 to 65535") for text in ("0", "65536")),
+]
+
+
+def test_what_cannot_be_read_is_told_with_its_variable_its_operator_and_what_was_expected() -> None:
+    for operator, name, text, expected in UNREADABLE:
+        begin, end = f"{name} of {NAMES[operator]} cannot be read [", f"(seen: {text!r}; expected: {expected})"
+        assert re.fullmatch(like(begin, f"{name}={text}", end), told_of(operator, **{name: text}))
+
+
+def test_an_empty_variable_is_told_with_its_operator() -> None:
+    for operator, name in [*pairs(NUMBERS), *pairs(OTHERS)]:
+        begin = f"{NAMES[operator]} does not say {name} ["
+        expected = f"expected: {name} beside the other variables of {NAMES[operator]}"
+        end = "a guessed identity would make two nodes believe they are the same one"
+        assert re.fullmatch(like(begin, expected, end), told_of(operator, **{name: ""}))
+
+
+CONTRADICTED = [
+    *((operator, name, "5", "nnodes=5; expected: nnodes=3") for operator, name in NODES_FROM.items()),
+    ("elastic", "PET_NNODES", "2:5", "nnodes=2:5; expected: nnodes=2:4"),
+    *(
+        (operator, name, "7", f"{name}=7; expected: 8, as the task is configured")
+        for operator, name in {
+            **dict.fromkeys(("pytorchjob", "elastic"), "PET_NPROC_PER_NODE"),
+            "jobset": "NPROC_PER_NODE",
+        }.items()
+    ),
+]
+
+
+def test_another_number_of_nodes_or_ranks_is_told_with_both() -> None:
+    for operator, name, text, seen in CONTRADICTED:
+        begin = f"{NAMES[operator]} contradicts the task's configuration ["
+        end = "register the task again; if it stays, something sets the operator's variables a second time"
+        assert re.fullmatch(like(begin, f"(seen: {seen})", end), told_of(operator, **{name: text}))
+
+
+AGAIN = "Fix: register the task again; if it stays, something sets the operator's variables a second time"
 REFUSED = {
     "two operators speak": (
         FIXED["pytorchjob"](0, 2, 4) | FIXED["jobset"](0, 2, 4),
         asked(2, 2, 4),
-        (
-            "more than one operator says which node this is [JOBSET_NAME=f1, JOBSET_RESTART_ATTEMPT=0, "
-            "JOB_COMPLETION_INDEX=0, MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=29500, NNODES=2, NPROC_PER_NODE=4,"
-            " PET_MASTER_ADDR=f1-n0-0-master-0, PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=0, "
-            "PET_NPROC_PER_NODE=auto, RANK=0, WORLD_SIZE=2, registered nnodes=2] (seen: "
-            "PyTorchJob and JobSet; expected: the variables of one operator). Fix: remove those that the "
-            "task's environment, pod template or image sets itself"
-        ),
+        "more than one operator says which node this is [JOBSET_NAME=f1, JOBSET_RESTART_ATTEMPT=0, "
+        "JOB_COMPLETION_INDEX=0, MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=29500, NNODES=2, NPROC_PER_NODE=4, "
+        "PET_MASTER_ADDR=f1-n0-0-master-0, PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=0, "
+        "PET_NPROC_PER_NODE=auto, RANK=0, WORLD_SIZE=2, registered nnodes=2] (seen: PyTorchJob and JobSet; expected: "
+        "the variables of one operator). Fix: remove those that the task's environment, pod template or image sets "
+        "itself",
     ),
     "nobody speaks": (
         pinned(2, 4),
         asked(2, 2, 4),
-        (
-            "nothing says which node of the job this pod is [registered nnodes=2] (expected: the variables of one "
-            "of: PyTorchJob, Kubeflow Trainer's TrainJob, PyTorchJob with an elastic policy, "
-            "JobSet). Fix: check that the cluster's "
-            "training operator handled this job (the pod has none of its variables)"
-        ),
+        "nothing says which node of the job this pod is [registered nnodes=2] (expected: the variables of one of: "
+        "PyTorchJob, Kubeflow Trainer's TrainJob, PyTorchJob with an elastic policy, JobSet). Fix: check that the "
+        "cluster's training operator handled this job (the pod has none of its variables)",
     ),
     "an endpoint for one": (
         {"SAFEDIST_ENDPOINT": "a:1"},
         asked(1, 1, 4),
-        (
-            "SAFEDIST_ENDPOINT is set, but there is no other node to meet [SAFEDIST_ENDPOINT=a:1] (seen: local "
-            "run). Fix: remove it; it has a meaning for jobs of two or more nodes only"
-        ),
+        "SAFEDIST_ENDPOINT is set, but there is no other node to meet [SAFEDIST_ENDPOINT=a:1] (seen: local run). Fix: "
+        "remove it; it has a meaning for jobs of two or more nodes only",
     ),
     "ranks left to each pod": (
         {"PET_NPROC_PER_NODE": "auto"} | {n: v for n, v in FIXED["pytorchjob"](0, 2, 4).items() if n != "SAFEDIST_JOB"},
         asked(2, 2, 4),
-        (
-            "PET_NPROC_PER_NODE=auto leaves the number of ranks to each pod, which could decide differently "
-            "[MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=23456, PET_MASTER_ADDR=f1-n0-0-master-0, "
-            "PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=0, PET_NPROC_PER_NODE=auto, RANK=0, "
-            "WORLD_SIZE=2] (expected: a number, or SAFEDIST_JOB pinned into the "
-            "pod). Fix: register the task with this package, which pins it"
-        ),
+        "PET_NPROC_PER_NODE=auto leaves the number of ranks to each pod, which could decide differently [MASTER_ADDR=f1"
+        "-n0-0-master-0, ... WORLD_SIZE=2] (expected: a number, or SAFEDIST_JOB pinned into the pod). Fix: register "
+        "the task with this package, which pins it",
     ),
     "another index than rank": (
         FIXED["trainjob"](1, 2, 4) | {"JOB_COMPLETION_INDEX": "0"},
         asked(2, 2, 4),
-        (
-            "Kubeflow Trainer's TrainJob contradicts the task's configuration [JOB_COMPLETION_INDEX=0, "
-            "PET_MASTER_ADDR=f1-node-0-0.f1, PET_MASTER_PORT=29500, PET_NNODES=2, PET_NODE_RANK=1, "
-            "PET_NPROC_PER_NODE=auto, registered nnodes=2] (seen: JOB_COMPLETION_INDEX=0;"
-            " expected: 1, as PET_NODE_RANK says). Fix: register the task again; if it stays, something "
-            "sets the operator's variables a second time"
-        ),
+        "Kubeflow Trainer's TrainJob contradicts the task's configuration [JOB_COMPLETION_INDEX=0, ... registered "
+        f"nnodes=2] (seen: JOB_COMPLETION_INDEX=0; expected: 1, as PET_NODE_RANK says). {AGAIN}",
     ),
     "another RANK": (
         FIXED["pytorchjob"](1, 2, 4) | {"RANK": "0"},
         asked(2, 2, 4),
-        (
-            "PyTorchJob contradicts the task's configuration [MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=23456, "
-            "PET_MASTER_ADDR=f1-n0-0-master-0, PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=1, "
-            "PET_NPROC_PER_NODE=auto, RANK=0, WORLD_SIZE=2, registered nnodes=2] (seen: "
-            "RANK=0; expected: RANK=1, as PET_NODE_RANK says). Fix: register the task again; if it stays, "
-            "something sets the operator's variables a second time"
-        ),
+        "PyTorchJob contradicts the task's configuration [MASTER_ADDR=f1-n0-0-master-0, ... registered nnodes=2] "
+        f"(seen: RANK=0; expected: RANK=1, as PET_NODE_RANK says). {AGAIN}",
     ),
     "a rank that is too high": (
         FIXED["jobset"](2, 2, 4) | pinned(2, 4),
         asked(2, 2, 4),
-        (
-            "JobSet contradicts the task's configuration [JOBSET_NAME=f1, JOBSET_RESTART_ATTEMPT=0, "
-            "JOB_COMPLETION_INDEX=2, MASTER_PORT=29500, NNODES=2, NPROC_PER_NODE=4, registered nnodes=2] (seen: "
-            "node rank 2; expected: 0 to 1). Fix: register the task again; if it stays, something sets the "
-            "operator's variables a second time"
-        ),
+        "JobSet contradicts the task's configuration [JOBSET_NAME=f1, ... registered nnodes=2] (seen: node rank 2; "
+        f"expected: 0 to 1). {AGAIN}",
     ),
     "fewer GPUs": (
         {**pinned(1, 8, gpus=8), "CUDA_VISIBLE_DEVICES": "0"},
         asked(1, 1, 8),
-        (
-            "this pod has fewer GPUs than its 8 ranks were registered for [registered GPUs=8, this pod=1] (seen: 1 "
-            "GPUs; expected: 8). Fix: leave nproc_per_node out, so that ranks follow the GPUs that a pod "
-            "has; or give the pod as many (with_overrides on the task changes GPUs, and a platform's limit makes "
-            "them fewer)"
-        ),
+        "this pod has fewer GPUs than its 8 ranks were registered for [registered GPUs=8, this pod=1] (seen: 1 GPUs; "
+        "expected: 8). Fix: leave nproc_per_node out, so that ranks follow the GPUs that a pod has; or give the pod as "
+        "many (with_overrides on the task changes GPUs, and a platform's limit makes them fewer)",
     ),
 }
-"""What is refused, and every word that is said about it."""
+"""What is refused, and what is said about it; where "..." is, further variables."""
 
+OPEN = "and leaves nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
 NOTED = {
     "a TrainJob that counts CPUs": (
         FIXED["trainjob"](1, 2, 4) | {"PET_NPROC_PER_NODE": "16"},
         asked(2, 2, 4),
-        (
-            "PET_NPROC_PER_NODE=16 of the TrainJob is not used (it counts CPUs where there is no GPU): 4 ranks on"
-            " each node, as the task is configured"
-        ),
+        "PET_NPROC_PER_NODE=16 of the TrainJob is not used (it counts CPUs where there is no GPU): 4 ranks on each "
+        "node, as the task is configured",
     ),
-    "a local run of many nodes": ({}, asked(3, 3, 4), ("a local run is one node: 4 ranks instead of 12 on 3 nodes")),
+    "a local run of many nodes": ({}, asked(3, 3, 4), "a local run is one node: 4 ranks instead of 12 on 3 nodes"),
     "more GPUs than one": (
         {**pinned(1, 1, gpus=1), "CUDA_VISIBLE_DEVICES": "0,1"},
         leaves_open(1, 1, 1),
-        (
-            "2 ranks on each node, one for each GPU of this pod; the task was registered for 1 GPU, and leaves "
-            "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
-        ),
+        f"2 ranks on each node, one for each GPU of this pod; the task was registered for 1 GPU, {OPEN}",
     ),
     "fewer GPUs than eight": (
         {**pinned(1, 8, gpus=8), "CUDA_VISIBLE_DEVICES": "3"},
         leaves_open(1, 1, 8),
-        (
-            "1 rank on each node, one for each GPU of this pod; the task was registered for 8 GPUs, and leaves "
-            "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
-        ),
+        f"1 rank on each node, one for each GPU of this pod; the task was registered for 8 GPUs, {OPEN}",
     ),
     "GPUs where none were asked for": (
         {**pinned(1, 4), "CUDA_VISIBLE_DEVICES": "3"},
         leaves_open(1, 1, 4),
-        (
-            "1 rank on each node, one for each GPU of this pod; the task was registered for no GPUs, and leaves "
-            "nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
-        ),
+        f"1 rank on each node, one for each GPU of this pod; the task was registered for no GPUs, {OPEN}",
     ),
 }
 """What is decided in another way than a user would think, and how it is told."""
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_refusal_says_what_was_seen_what_was_expected_and_the_next_step(case: str) -> None:
-    env, wanted, text = REFUSED[case]
-    with pytest.raises(TopologyError) as caught:
-        from_env(env, wanted)
-    assert str(caught.value) == text
+def test_a_refusal_says_what_was_seen_what_was_expected_and_the_next_step() -> None:
+    found = {text: told(env, wanted) for env, wanted, text in REFUSED.values()}
+    assert {text: said for text, said in found.items() if not re.fullmatch(like(*text.split("...")), said)} == {}
 
 
-@pytest.mark.parametrize("case", NOTED)
-def test_what_a_user_would_not_think_is_told_in_one_sentence(case: str) -> None:
-    env, wanted, text = NOTED[case]
-    topology = from_env(env, wanted)
-    assert topology.notes == (text,)
-    assert f"{topology.nproc_per_node} rank" in text
+def test_what_a_user_would_not_think_is_told_in_one_sentence() -> None:
+    found = {case: from_env(env, wanted) for case, (env, wanted, _) in NOTED.items()}
+    assert {case: topology.notes for case, topology in found.items()} == {
+        case: (text,) for case, (*_, text) in NOTED.items()
+    }
+    for topology in found.values():
+        assert f"{topology.nproc_per_node} rank" in topology.notes[0]
 
 
-@pytest.mark.parametrize("port", [1, 65535])
-def test_the_first_and_the_last_port_are_ports(port: int) -> None:
-    for operator, change in (
-        ("pytorchjob", {"MASTER_PORT": str(port)}),
-        ("elastic", {"PET_RDZV_ENDPOINT": f"node-0:{port}"}),
-    ):
-        env, wanted = variables(operator)
-        endpoint = from_env(env | change, wanted).endpoint
-        assert endpoint is not None
-        assert endpoint.port == port
+def test_the_first_and_the_last_port_are_ports() -> None:
+    for port in (1, 65535):
+        for operator, change in (
+            ("pytorchjob", {"MASTER_PORT": str(port)}),
+            ("elastic", {"PET_RDZV_ENDPOINT": f"node-0:{port}"}),
+        ):
+            env, wanted = variables(operator)
+            endpoint = from_env(env | change, wanted).endpoint
+            assert endpoint is not None
+            assert endpoint.port == port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -99,16 +100,15 @@ def test_a_pod_of_flytes_without_an_operators_word_has_no_identity() -> None:
         from_env({"FLYTE_INTERNAL_EXECUTION_ID": "f1"}, asked(2, 2, 4))
 
 
-@pytest.mark.parametrize("rank", range(3))
-@pytest.mark.parametrize("operator", FIXED)
-def test_operators_of_fixed_size_jobs_give_rank_size_and_endpoint(operator: str, rank: int) -> None:
-    topology = from_env(FIXED[operator](rank, 3, 4), asked(3, 3, 4))
+def test_operators_of_fixed_size_jobs_give_rank_size_and_endpoint_and_reading_changes_nothing() -> None:
+    found = {operator: from_env(MappingProxyType(make(1, 3, 4)), asked(3, 3, 4)) for operator, make in FIXED.items()}
 
-    hosts = {"pytorchjob": "f1-n0-0-master-0", "jobset": "f1-workers-0-0.f1"}
-    hosts["trainjob"] = "f1-node-0-0.f1"
-    port = 29500 if operator in ("jobset", "trainjob") else 23456
-    assert (topology.node_rank, topology.nnodes, topology.world_size) == (rank, "3", 12)
-    assert topology.endpoint == Endpoint(hosts.get(operator, "10.0.0.7"), port)
+    assert {(one.node_rank, one.nnodes, one.world_size) for one in found.values()} == {(1, "3", 12)}
+    assert {operator: str(one.endpoint) for operator, one in found.items()} == {
+        "pytorchjob": "f1-n0-0-master-0:23456",
+        "trainjob": "f1-node-0-0.f1:29500",
+        "jobset": "f1-workers-0-0.f1:29500",
+    }
 
 
 def test_an_elastic_job_has_no_rank_before_its_rendezvous() -> None:
@@ -139,13 +139,17 @@ def test_torchs_own_names_make_nobody_of_one_node_an_operators_pod() -> None:
 
 
 REFUSED = {
-    "master and elastic": (pytorchjob(0, 2, 4) | elastic("2", 4), asked(2, 2, 4), "more than one operator"),
     "fixed said, range asked": (
         pytorchjob(0, 2, 4) | pinned("2:4", 4),
         asked(2, 4, 4),
         "nnodes=2; expected: nnodes=2:4",
     ),
     "range said, fixed asked": (elastic("2:4", 4) | pinned(4, 4), asked(4, 4, 4), "nnodes=2:4; expected: nnodes=4"),
+    "elastic said, fixed asked": (
+        elastic("3", 8),
+        asked(3, 3, 8),
+        "(seen: an elastic policy; expected: a job of exactly 3 nodes, with a Master)",
+    ),
     "endpoint port": (pytorchjob(0, 2, 4) | {"SAFEDIST_ENDPOINT": "a:0"}, asked(2, 2, 4), "HOST:PORT"),
 }
 
@@ -178,63 +182,67 @@ def test_an_endpoint_that_the_user_set_wins() -> None:
     assert str(topology.endpoint) == "[fd00::1]:29999"
 
 
-EIGHT = pinned(1, 8, gpus=8)
-
-
-@pytest.mark.parametrize("listed", ["all", "void", "", "0,1,2,3,4,5,6,7"])
-def test_gpus_that_are_there_or_cannot_be_counted_are_fine(listed: str) -> None:
-    assert from_env(EIGHT | {"NVIDIA_VISIBLE_DEVICES": listed}, asked(1, 1, 8)).world_size == 8
-
-
 def leaves_open(low: int, high: int, nproc: int) -> Registered:
     """The user named no number of ranks."""
     return asked(low, high, nproc, nproc_is_open=True)
 
 
-@pytest.mark.parametrize(
-    ("env", "devices", "ranks"),
-    [
-        ({"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2,GPU-3,GPU-4"}, (), 4),
-        ({"NVIDIA_VISIBLE_DEVICES": "all"}, ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"), 2),
-        ({"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, ("nvidia3",), 1),
-        ({"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_VISIBLE_DEVICES": "0"}, (), 1),
-        ({"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, (), 2),
-        ({"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-1,GPU-2"}, (), 2),  # time slices
-        ({"NVIDIA_VISIBLE_DEVICES": ",".join(f"GPU-{one}" for one in range(16))}, (), 16),
-        ({"NVIDIA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, (), 8),
-        ({}, ("null",), 8),
-    ],
-)
-def test_ranks_follow_the_gpus_that_a_pod_really_has(env: dict[str, str], devices: tuple[str, ...], ranks: int) -> None:
-    topology = from_env(EIGHT | env, leaves_open(1, 1, 8), devices)
+EIGHT, TWO = pinned(1, 8, gpus=8), pytorchjob(1, 2, 1)
+SEES, CUDA = "NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+FILES = "/var/run/nvidia-container-devices"
+RANKS: dict[str, tuple[dict[str, str], Registered, tuple[str, ...], int]] = {
+    **{
+        f"{listed or 'nothing'} is there, or cannot be counted": (EIGHT | {SEES: listed}, asked(1, 1, 8), (), 8)
+        for listed in ("all", "void", "", "0,1,2,3,4,5,6,7")
+    },
+    **{
+        case: (EIGHT | env, leaves_open(1, 1, 8), devices, ranks)
+        for case, env, devices, ranks in (
+            ("as many", {SEES: "0,1,2,3,4,5,6,7"}, (), 8),
+            ("fewer", {SEES: "GPU-1,GPU-2,GPU-3,GPU-4"}, (), 4),
+            ("files alone", {SEES: "all"}, ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"), 2),
+            ("handed over as files", {SEES: FILES}, ("nvidia3",), 1),
+            ("CUDA is narrowed", {SEES: "GPU-1,GPU-2", CUDA: "0"}, (), 1),
+            ("CUDA is told of more", {SEES: "GPU-1,GPU-2", CUDA: "0,1,2,3"}, (), 2),
+            ("time slices", {SEES: "GPU-1,GPU-1,GPU-2"}, (), 2),
+            ("more", {SEES: ",".join(f"GPU-{one}" for one in range(16))}, (), 16),
+            ("slices", {SEES: "MIG-1,MIG-2"}, (), 8),
+            ("nothing says it", {}, ("null",), 8),
+        )
+    },
+    "every node follows, and the operator's word is compared with what was registered": (
+        elastic("2:4", 8) | pinned("2:4", 8, gpus=8) | {SEES: "GPU-1,GPU-2"},
+        leaves_open(2, 4, 8),
+        (),
+        2,
+    ),
+    "an override adds some": (TWO | {SEES: "GPU-1,GPU-2"}, leaves_open(2, 2, 1), (), 2),
+    "an override adds some, and ranks are named": (TWO | {SEES: "GPU-1,GPU-2"}, asked(2, 2, 1), (), 1),
+    **{
+        f"{listed}, where none were asked for": (
+            TWO | {SEES: listed},
+            leaves_open(2, 2, 1),
+            ("nvidia0", "nvidia1"),
+            ranks,
+        )
+        for listed, ranks in (("void", 2), (FILES, 2), ("all", 1))
+    },
+    "files of a machine": (pinned(1, 1), leaves_open(1, 1, 1), ("nvidia0", "nvidia1"), 1),
+    "a local run has what the task asks for": ({SEES: "0"}, leaves_open(1, 1, 8), ("nvidia0",), 8),
+    "fewer ranks than GPUs": ({**pinned(1, 2, gpus=8), CUDA: "0,1,2,3"}, asked(1, 1, 2), (), 2),
+    "GPUs that ranks share": ({**pinned(1, 4, gpus=2), CUDA: "0,1"}, asked(1, 1, 4), (), 4),
+}
 
-    assert topology.nproc_per_node == ranks
-    assert len(topology.notes) == (ranks != 8)
-    assert all(("1 rank on each node" in one) == (ranks == 1) for one in topology.notes)
 
+def test_ranks_follow_the_gpus_that_a_pod_really_has_and_that_is_told() -> None:
+    found = {case: from_env(env, wanted, devices) for case, (env, wanted, devices, _) in RANKS.items()}
 
-def test_every_node_of_a_job_follows_and_the_operators_word_is_compared_with_what_was_registered() -> None:
-    env = elastic("2:4", 8) | pinned("2:4", 8, gpus=8) | {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
-
-    topology = from_env(env, leaves_open(2, 4, 8))
-
-    assert (topology.nproc_per_node, topology.world_size) == (2, 8)
-
-
-def test_gpus_that_an_override_adds_get_a_rank_each() -> None:
-    env = pytorchjob(1, 2, 1) | {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
-
-    assert from_env(env, leaves_open(2, 2, 1)).nproc_per_node == 2
-    assert from_env(env, asked(2, 2, 1)).nproc_per_node == 1
-
-
-@pytest.mark.parametrize(("listed", "ranks"), [("void", 2), ("/var/run/nvidia-container-devices", 2), ("all", 1)])
-def test_gpus_that_are_added_as_files_get_a_rank_each_and_files_of_the_whole_machine_none(
-    listed: str, ranks: int
-) -> None:
-    env = pytorchjob(1, 2, 1) | {"NVIDIA_VISIBLE_DEVICES": listed}
-
-    assert from_env(env, leaves_open(2, 2, 1), ("nvidia0", "nvidia1", "null")).nproc_per_node == ranks
+    assert {case: topology.nproc_per_node for case, topology in found.items()} == {
+        case: ranks for case, (*_, ranks) in RANKS.items()
+    }
+    assert {case for case, topology in found.items() if topology.notes} == {
+        case for case, (_, wanted, _, ranks) in RANKS.items() if ranks != wanted.nproc_per_node
+    }
 
 
 def test_slices_of_one_gpu_are_one_file() -> None:
@@ -245,43 +253,24 @@ def test_slices_of_one_gpu_are_one_file() -> None:
     assert from_env(env, plan, ("nvidia0", "nvidia-caps")).nproc_per_node == 2
 
 
-def test_device_files_say_nothing_where_no_gpus_were_asked_for() -> None:
-    assert from_env(pinned(1, 1), leaves_open(1, 1, 1), ("nvidia0", "nvidia1")).nproc_per_node == 1
+NETWORKS: list[tuple[dict[str, str], tuple[str, ...], str]] = [
+    ({"NCCL_IB_DISABLE": "1"}, ("infiniband", "null"), "NCCL_IB_DISABLE=1"),
+    ({"NCCL_NET": "Socket"}, ("infiniband",), "NCCL_NET=Socket"),
+    ({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}, ("infiniband",), "NCCL_NET=Socket"),
+    ({"NCCL_IB_DISABLE": "0"}, ("infiniband",), ""),
+    ({"NCCL_IB_DISABLE": "1"}, ("null",), ""),
+    ({"NCCL_IB_DISABLE": "1", "NCCL_NET": "AWS Libfabric"}, ("infiniband",), ""),
+    ({"NCCL_IB_DISABLE": "1", "NCCL_NET_PLUGIN": "ofi"}, ("infiniband",), ""),
+    ({}, ("infiniband",), ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("env", "devices", "told"),
-    [
-        ({"NCCL_IB_DISABLE": "1"}, ("infiniband", "null"), "NCCL_IB_DISABLE=1"),
-        ({"NCCL_NET": "Socket"}, ("infiniband",), "NCCL_NET=Socket"),
-        ({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}, ("infiniband",), "NCCL_NET=Socket"),
-        ({"NCCL_IB_DISABLE": "0"}, ("infiniband",), ""),
-        ({"NCCL_IB_DISABLE": "1"}, ("null",), ""),
-        ({"NCCL_IB_DISABLE": "1", "NCCL_NET": "AWS Libfabric"}, ("infiniband",), ""),
-        ({"NCCL_IB_DISABLE": "1", "NCCL_NET_PLUGIN": "ofi"}, ("infiniband",), ""),
-        ({}, ("infiniband",), ""),
-    ],
-)
-def test_a_fast_network_that_nccl_is_told_not_to_use_is_named_before_the_first_step(
-    env: dict[str, str], devices: tuple[str, ...], told: str
-) -> None:
-    notes = from_env(pytorchjob(1, 2, 1) | env, asked(2, 2, 1), devices).notes
-    line = f"this pod has RDMA devices (/dev/infiniband), and {told} has NCCL use TCP sockets: unset it if not meant so"
-    assert notes == ((line,) if told else ())
-    assert from_env(pinned(1, 1) | env, asked(1, 1, 1), devices).notes == (), "one node needs no network"
-
-
-def test_a_local_run_has_the_ranks_that_the_task_asks_for() -> None:
-    assert from_env({"NVIDIA_VISIBLE_DEVICES": "0"}, leaves_open(1, 1, 8), ("nvidia0",)).nproc_per_node == 8
-
-
-def test_reading_leaves_the_environment_alone() -> None:
-    env = pytorchjob(0, 2, 4)
-    before = dict(env)
-
-    from_env(env, asked(2, 2, 4))
-
-    assert env == before
+def test_a_fast_network_that_nccl_is_told_not_to_use_is_named_before_the_first_step() -> None:
+    for env, devices, told in NETWORKS:
+        notes = from_env(pytorchjob(1, 2, 1) | env, asked(2, 2, 1), devices).notes
+        line = f"and {told} has NCCL use TCP sockets: unset it if not meant so"
+        assert (env, *notes) == (env, *([f"this pod has RDMA devices (/dev/infiniband), {line}"] if told else []))
+        assert from_env(pinned(1, 1) | env, asked(1, 1, 1), devices).notes == (), "one node needs no network"
 
 
 sizes = st.tuples(st.integers(1, 12), st.integers(1, 9))
@@ -321,9 +310,3 @@ def test_any_text_gives_a_topology_within_the_asked_size_or_our_error(env: dict[
     except TopologyError:
         return
     assert topology.node_rank in (0, 1)
-
-
-@pytest.mark.parametrize(("gpus", "nproc", "here"), [(8, 2, 4), (2, 4, 2)], ids=["fewer ranks", "shared by ranks"])
-def test_a_pod_with_a_gpu_for_all_that_was_asked_for_is_no_contradiction(gpus: int, nproc: int, here: int) -> None:
-    env = {**pinned(1, nproc, gpus=gpus), "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(here)))}
-    assert from_env(env, asked(1, 1, nproc)).nproc_per_node == nproc
