@@ -16,7 +16,7 @@ from flyteidl.core import errors_pb2, execution_pb2
 
 from tests.harness import needs
 from tests.harness.job import Job
-from tests.harness.procs import KILL, TERM, Ended, Gate, until, uploaded_error, uploaded_output
+from tests.harness.procs import KILL, TERM, Ended, Gate, at_rest, until, uploaded_error, uploaded_output
 
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
 
@@ -350,6 +350,7 @@ def test_a_node_that_is_lost_after_its_ranks_have_succeeded_restarts_nobody(warm
     first, lost = job.start(0), job.start(1)
     assert ranks_gate.heard(1) == ["rank 0 round 0"]
     until(job.a_node_is_done, "node 1 is done")
+    until(lambda: at_rest(lost.pid), "node 1 has told node 0 so")
     lost.signal(KILL)
     lost.wait()
     until(lambda: "lost after its ranks had succeeded" in (first.files / "err").read_text(), "node 0 misses node 1")

@@ -324,5 +324,19 @@ def alive(pid: int) -> bool:
         return False
 
 
+def at_rest(pid: int) -> bool:
+    """Whether a process waits with all its threads: what it was about to do is done. Two looks, since one takes time:
+    a thread that has woken another since runs, or has waited once more."""
+    looks = []
+    for _ in range(2):
+        try:
+            pages = [page.read_text() for page in sorted(Path(f"/proc/{pid}/task").glob("*/status"))]
+        except (FileNotFoundError, ProcessLookupError):  # of a thread that has ended meanwhile
+            return False
+        lines = [line for page in pages for line in page.splitlines()]
+        looks.append([line for line in lines if line.startswith(("Pid", "State", "voluntary_ctxt_switches"))])
+    return looks[0] == looks[1] and all("S (" in line for line in looks[0] if line.startswith("State"))
+
+
 KILL = signal.SIGKILL
 TERM = signal.SIGTERM
