@@ -48,7 +48,7 @@ ELSEWHERE = {
     "python horovod_build/build.py": ("Makefile", "python horovod_build/build.py"),
     "pyflyte run examples/digits_ddp.py digits": ("Makefile", "pyflyte run examples/digits_ddp.py digits"),
     "pip install .": ("Makefile", "--editable"),
-    "pip wheel --no-deps --wheel-dir dist .": ("tests/contracts/cli/test_wheel_alone.py", '"wheel", "--no-deps"'),
+    "pip wheel --no-deps --wheel-dir dist .": ("tests/contracts/cli/conftest.py", '"wheel", "--no-deps"'),
     "pyflyte run --remote --image IMAGE workflow.py main": (
         "tests/contracts/cli/test_real_clis.py",
         '"run", "--remote"',
