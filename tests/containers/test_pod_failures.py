@@ -104,16 +104,6 @@ def test_a_store_that_is_down_for_a_moment_during_staging_is_asked_again(job: Ma
     assert [pod.codes for pod in ended] == [(0,), (0,)]
 
 
-def test_a_store_that_stays_down_during_staging_fails_the_pod_by_name(job: Make) -> None:
-    failing = job("torch_2x2", steps=20, environment={"SAFEDIST_CODE_TIMEOUT": "20"})
-    first, _ = failing.pods
-    with failing.store_down():
-        ended = first.start().wait(within=2 * SOON)
-    assert failing.uploaded == []
-    assert ended.codes[0] == 137
-    assert "s3://uploads/" in ended.log
-
-
 def test_a_store_that_stays_down_during_the_upload_leaves_the_job_to_be_done_again(job: Make, pods_gate: Gate) -> None:
     how = gated(pods_gate)
     how["environment"]["TEST_UPLOAD"] = "20"
