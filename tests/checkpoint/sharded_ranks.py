@@ -46,8 +46,6 @@ def _model(kind: str) -> torch.nn.Module:
     model = Net()
     if kind == "plain":
         return model
-    if kind == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model)
     if kind == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 from itertools import pairwise
@@ -91,6 +92,19 @@ def save(place, sharded):
         ckpt.save(4, state, force=True)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Where there is a save, which all tests restore from: of four ranks where it is sharded, else of two."""
+
+    @functools.cache
+    def of(sharded):
+        place = tmp_path_factory.mktemp("saved") / "place"
+        ranks(4 if sharded else 2, save, place, sharded)
+        return place
+
+    return of
+
+
 def restore(place, sharded, names):
     state = begin(sharded)
     assert Checkpoints(place).restore({name: state[name] for name in names or state}) == 5
@@ -118,13 +132,9 @@ def requested(directory):
         pytest.param(True, 4, ["model"], BYTES // 4, id="a part of what is sharded"),
     ],
 )
-def test_each_rank_reads_what_it_loads_and_reads_it_once(tmp_path, sharded, count, names, wanted):
-    place = f"counting://{tmp_path}/place"
-    for when in ("saved", "restored"):
-        (tmp_path / when).mkdir()
-    ranks(4 if sharded else 2, save, place, sharded, TEST_REQUESTS=str(tmp_path / "saved"))
-    ranks(count, restore, place, sharded, names, TEST_REQUESTS=str(tmp_path / "restored"))
-    sums = requested(tmp_path / "restored")
+def test_each_rank_reads_what_it_loads_and_reads_it_once(saved, tmp_path, sharded, count, names, wanted):
+    ranks(count, restore, f"counting://{saved(sharded)}", sharded, names, TEST_REQUESTS=str(tmp_path))
+    sums = requested(tmp_path)
     assert len(sums) == count
     assert all(wanted <= one < wanted + LITTLE for one in sums), (wanted, sums)
 
@@ -138,6 +148,5 @@ def restore_without_writing(place, sharded):
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_restore_writes_nothing(tmp_path, sharded):
-    ranks(2, save, tmp_path / "place", sharded)
-    ranks(2, restore_without_writing, tmp_path / "place", sharded)
+def test_a_restore_writes_nothing(saved, sharded):
+    ranks(2, restore_without_writing, saved(sharded), sharded)

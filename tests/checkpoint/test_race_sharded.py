@@ -28,7 +28,7 @@ def run(directory, world_size, *arguments, place=None, **environment):
     return report(directory, world_size)
 
 
-@pytest.mark.parametrize(("kind", "store"), [("fsdp1", "disk"), ("ddp", "disk"), ("fsdp", "s3")])
+@pytest.mark.parametrize(("kind", "store"), [("fsdp1", "disk"), ("fsdp", "s3")])
 def test_other_numbers_of_ranks_resume_it(tmp_path, kind, store, request):
     where = {}
     if store == "s3":

@@ -66,14 +66,13 @@ def test_an_attempt_that_saved_nothing_hides_nothing_and_no_more_saves_are_kept_
     assert {path.parent for path in tmp_path.rglob("step-*")} == {place.with_name(f"{place.name}-safedist")}
 
 
-@pytest.mark.parametrize("by", ["name", "address"])
-def test_another_execution_is_resumed_while_this_one_has_saved_nothing(warm, tmp_path, by):
+def test_another_execution_is_resumed_by_its_name_or_address_while_this_one_has_saved_nothing(warm, tmp_path):
     old = Execution(warm, tmp_path, "old")
     assert uploaded_output(old.attempt(0, "by_torch")) == "0.0:0"
-    new = Execution(warm, tmp_path, "new")
-    source = "old" if by == "name" else f"{old.place(0)}-safedist"
-    ended = new.attempt(0, "by_torch", TEST_RESUME_FROM=source, TEST_FAILING_ROUNDS="1")
-    assert uploaded_output(ended) == "0.0:0 0.0:3 0.1:6", ended.err
+    for by, source in {"name": "old", "address": f"{old.place(0)}-safedist"}.items():
+        new = Execution(warm, tmp_path, f"by-{by}")
+        ended = new.attempt(0, "by_torch", TEST_RESUME_FROM=source, TEST_FAILING_ROUNDS="1")
+        assert uploaded_output(ended) == "0.0:0 0.0:3 0.1:6", ended.err
 
 
 def test_the_save_in_flight_is_committed_before_outputs_are_uploaded(warm, tmp_path):

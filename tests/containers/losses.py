@@ -8,7 +8,6 @@ there may come back.
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,15 +58,8 @@ class Told(Deleted):
         assert told.code == 137, told.log
 
 
-class Killed(Loss):
-    """Its container, which is started again in place."""
-
-    def happen(self) -> None:
-        self.pod.signal(signal.SIGKILL)
-
-
-class OutOfMemory(Killed):
-    """The kernel OOM-kills the agent, and with it the container."""
+class OutOfMemory(Loss):
+    """The kernel OOM-kills the agent, and with it the container, which is started again in place."""
 
     def happen(self) -> None:
         self.pod.container.update(mem_limit=LIMIT, memswap_limit=LIMIT)

@@ -1,4 +1,4 @@
-"""The helpers for shared file systems, on two nodes that share a volume, and on two that have one each."""
+"""The helpers for shared file systems, on two nodes that share a volume, and have another one each."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from docker.types import Mount
 from tests.containers.cluster import Job
 from tests.containers.engine import Docker, Options
 
-MOUNTED = "/mnt/volume"
-
 
 @pytest.fixture
-def volume(docker: Docker, image: str) -> Iterator[Callable[[], Options]]:
+def volume(docker: Docker, image: str) -> Iterator[Callable[[str], Options]]:
     """Make docker volumes that the image's user may write; each as options of a container."""
     made: list[Any] = []
 
-    def make() -> Options:
+    def make(mounted: str) -> Options:
         made.append(docker.client.volumes.create(labels=docker.labels))
-        option = Options(mounts=(Mount(MOUNTED, made[-1].name),))
-        given = docker.once(image, ("chown", "1000:1000", MOUNTED), option + Options(more={"user": "0"}))
+        option = Options(mounts=(Mount(mounted, made[-1].name),))
+        given = docker.once(image, ("chown", "1000:1000", mounted), option + Options(more={"user": "0"}))
         assert given.returncode == 0, given.stderr
         return option
 
@@ -31,8 +29,12 @@ def volume(docker: Docker, image: str) -> Iterator[Callable[[], Options]]:
         one.remove(force=True)
 
 
-def reports(running: Job) -> list[dict[str, Any]]:
-    """What each rank has found."""
+def test_a_volume_of_both_nodes_is_filled_once_and_one_of_each_node_on_both(
+    volume: Callable[[str], Options], job: Callable[..., Job]
+) -> None:
+    running = job("places", options=volume("/mnt/shared"))
+    for pod in running.pods:
+        pod.options += volume("/mnt/own")
     ended = running.run()
     assert [pod.code for pod in ended] == [0, 0]
     assert running.uploaded == ["outputs.pb"]
@@ -44,17 +46,5 @@ def reports(running: Job) -> list[dict[str, Any]]:
     assert found[2]["node_by"] == found[3]["node_by"]
     assert len({one["job_by"] for one in found}) == 1
     assert [one["first"] for one in found] == [True, False, True, False]
-    return found
-
-
-def test_a_volume_of_both_nodes_is_filled_once(volume: Callable[[], Options], job: Callable[..., Job]) -> None:
-    found = reports(job("places_torch", options=volume()))
-    assert len({one["fetched_from"] for one in found}) == 1
-
-
-def test_a_volume_for_each_node_is_filled_on_both(volume: Callable[[], Options], job: Callable[..., Job]) -> None:
-    running = job("places_horovod")
-    for pod in running.pods:
-        pod.options += volume()
-    found = reports(running)
-    assert [one["fetched_from"] for one in found] == [0, 0, 1, 1]
+    assert len({one["fetched_from"]["shared"] for one in found}) == 1
+    assert [one["fetched_from"]["own"] for one in found] == [0, 0, 1, 1]

@@ -11,7 +11,6 @@ from tests.containers.cluster import Job, Pod, gated
 from tests.containers.engine import DEADLINE
 from tests.harness.procs import Gate
 
-both = pytest.mark.parametrize("backend", ["horovod", "torch"])
 Make = Callable[..., Job]
 
 
@@ -24,9 +23,8 @@ def hung(job: Job) -> str:
     return message
 
 
-@both
-def test_a_rank_of_another_node_that_is_stopped_is_named(job: Make, backend: str) -> None:
-    stopped = job(f"{backend}_watched", environment={"TEST_HOW": "stop"}, steps=20)
+def test_a_rank_of_another_node_that_is_stopped_is_named(job: Make) -> None:
+    stopped = job("torch_watched", environment={"TEST_HOW": "stop"}, steps=20)
     stopped.start()
     message = hung(stopped)
     assert message.startswith("rank 3 (local_rank 1) on node 1")
@@ -41,7 +39,7 @@ def all_but_the_agents(pod: Pod) -> tuple[str, ...]:
     return ("INPUT ! -i lo -j DROP", "OUTPUT ! -o lo -j DROP", *agents)  # each is put before those that are there
 
 
-@both
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
 def test_where_ranks_of_two_nodes_do_not_hear_each_other_it_is_the_network(
     job: Make, backend: str, pods_gate: Gate
 ) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from docker.types import Mount
 
 from tests.containers.conftest import Run
 from tests.containers.engine import Docker, Options
 
-BUILD = Path(__file__).parents[2] / "horovod_build"
 SIZE_LIMIT_MB = 2200
 """A ceiling that torch's growth will not touch, but a compiler or a second torch in a layer will."""
 
@@ -41,10 +37,6 @@ def test_code_goes_where_pyflyte_registers_it_to_by_default(run_in_image: Run) -
     )
     done = run_in_image("sh", "-ec", "\n".join(steps))
     assert (done.returncode, done.stdout.splitlines()) == (0, ["/root/acme.py", "1000"]), done.stderr
-
-
-def test_flyte_sets_the_whole_command(inspected: dict[str, dict[str, object]]) -> None:
-    assert not inspected["Config"].get("Entrypoint")
 
 
 def test_no_compiler_and_no_build_tool_is_inside(run_in_image: Run) -> None:
@@ -78,15 +70,6 @@ def test_its_torch_is_a_cpu_build_that_knows_numpy_and_horovod_imports(run_in_im
     code = "import horovod.torch, torch; print(torch.version.cuda, torch.zeros(2).numpy().sum())"
     done = run_in_image("python", "-c", code)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "None 0.0", "")
-
-
-def test_two_horovod_ranks_reduce_inside(run_in_image: Run) -> None:
-    # A pod's own name resolves, as it does under Kubernetes: where it does not, hvd.init() dies of SIGSEGV inside gloo.
-    named = {"hostname": "pod", "extra_hosts": {"pod": "127.0.0.1"}}
-    mounted = (Mount("/horovod_build", str(BUILD), type="bind", read_only=True),)
-    done = run_in_image("python", "/horovod_build/verify.py", options=Options(mounts=mounted, more=named))
-    assert done.returncode == 0, done.stderr
-    assert "an allreduce over 2 ranks is right" in done.stdout
 
 
 def test_the_containers_limit_is_read_and_the_kernels_killer_is_counted(run_in_image: Run) -> None:

@@ -6,10 +6,8 @@ would be seen; how fast things are is the benchmarks' business.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 
-import pytest
 from flyteidl.core import errors_pb2
 
 from tests.containers import losses
@@ -17,13 +15,10 @@ from tests.containers.cluster import Job, gated
 from tests.containers.engine import DEADLINE, until
 from tests.harness.procs import Gate
 
-NON_RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE
-BACKENDS = ["horovod", "torch"]
 SOON = DEADLINE
 """Seconds for a job to start, fail and end, on a slow machine with much else to do: far below the 900 s of the next
 deadline of the job's own that could end a hang."""
 
-both = pytest.mark.parametrize("backend", BACKENDS)
 Make = Callable[..., Job]
 
 
@@ -34,44 +29,24 @@ def succeeded(job: Job, ended: list) -> None:
     assert [pod.code for pod in ended] == [0] * len(ended)
 
 
-def test_an_exception_on_the_last_rank_of_the_last_node_is_the_one_error(job: Make) -> None:
-    failing = job("horovod_2x2", environment={"TEST_HOW": "raise"}, steps=20)
-    ended = failing.run(SOON)
-    assert failing.uploaded == ["error.pb"]
-    assert [pod.codes for pod in ended] == [(0,), (0,)]
-    assert failing.error.kind == NON_RECOVERABLE
-    assert "rank 3 (local_rank 1) on node 1" in failing.error.message
-    assert "raised ValueError: no learning rate" in failing.error.message
-    assert 'raise ValueError("no learning rate")' in failing.error.message  # the line of the user's own code
-    assert "all 1 restart(s) of max_restarts are spent" in failing.error.message
-
-
-def test_with_error_aggregation_there_is_one_error_too(job: Make) -> None:
+def test_with_error_aggregation_an_exception_on_the_last_node_is_the_one_error(job: Make) -> None:
     aggregating = {"_F_DES": "Earliest"}  # what propeller's enable-distributed-error-aggregation adds
     failing = job("torch_2x2", environment={"TEST_HOW": "raise", **aggregating}, steps=20)
     ended = failing.run(SOON)
     assert failing.uploaded == ["error.pb"]
     assert [pod.codes for pod in ended] == [(0,), (0,)]
+    assert failing.error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
     assert "rank 3 (local_rank 1) on node 1" in failing.error.message
+    assert "raised ValueError: no learning rate" in failing.error.message
+    assert "all 1 restart(s) of max_restarts are spent" in failing.error.message
 
 
-@both
-def test_a_rank_that_is_killed_once_costs_a_restart_and_leaves_no_error(job: Make, backend: str) -> None:
-    restarted = job(f"{backend}_2x2", environment={"TEST_HOW": "kill once"}, steps=20)
+def test_a_rank_that_is_killed_once_costs_a_restart_and_leaves_no_error(job: Make) -> None:
+    restarted = job("horovod_2x2", environment={"TEST_HOW": "kill once"}, steps=20)
     ended = restarted.run(SOON)
     succeeded(restarted, ended)
     assert restarted.output["round"] > 0
     assert any("all ranks start again: restart 1 of 1" in pod.log for pod in ended)
-
-
-def test_a_node_that_comes_later_than_30_s_is_waited_for(job: Make) -> None:
-    late = job("torch_2x2", steps=20)  # no backend has a part in it: the agents wait, before there are ranks
-    first, second = late.pods
-    first.start()
-    first.says("more at most")  # after 30 s, where libraries' own deadlines would be over
-    assert first.runs
-    second.start()
-    succeeded(late, late.wait(SOON))
 
 
 def test_a_pod_that_is_deleted_and_recreated_takes_its_place(job: Make, pods_gate: Gate) -> None:
@@ -85,18 +60,6 @@ def test_a_pod_that_is_deleted_and_recreated_takes_its_place(job: Make, pods_gat
     ended = going.wait(SOON)
     succeeded(going, ended)
     assert "2 node(s) are there, 4 rank(s) start" in ended[0].log
-
-
-def test_a_container_that_is_killed_and_restarted_in_place_takes_its_place(job: Make, pods_gate: Gate) -> None:
-    going = job("horovod_2x2", **gated(pods_gate), steps=20)
-    first, second = going.start()
-    pods_gate.heard(4)
-    second.signal(signal.SIGKILL)
-    assert all("round 0" not in line for line in pods_gate.heard(4))
-    pods_gate.let_go(4)
-    ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
-    succeeded(going, ended)
-    assert ended[1].codes == (137, 0)
 
 
 def test_a_node_that_is_paused_for_longer_than_the_heartbeat_is_replaced_or_taken_back(
@@ -139,27 +102,6 @@ def test_a_store_that_is_down_for_a_moment_during_staging_is_asked_again(job: Ma
     ended = waiting.wait(SOON)
     succeeded(waiting, ended)
     assert [pod.codes for pod in ended] == [(0,), (0,)]
-
-
-def test_a_store_that_stays_down_during_staging_fails_the_pod_by_name(job: Make) -> None:
-    failing = job("torch_2x2", steps=20, environment={"SAFEDIST_CODE_TIMEOUT": "20"})
-    first, _ = failing.pods
-    with failing.store_down():
-        ended = first.start().wait(within=2 * SOON)
-    assert failing.uploaded == []
-    assert ended.codes[0] == 137
-    assert "s3://uploads/" in ended.log
-
-
-@pytest.mark.end("storage is down for a moment, while code, inputs or outputs move")
-def test_a_store_that_is_down_for_a_moment_during_the_upload_loses_nothing(job: Make, pods_gate: Gate) -> None:
-    going = job("torch_2x2", **gated(pods_gate), steps=20)
-    first, _ = going.start()
-    pods_gate.heard(4)
-    with going.store_down():
-        pods_gate.let_go(4)
-        first.says("cannot be put into the store")
-    succeeded(going, going.wait(SOON))
 
 
 def test_a_store_that_stays_down_during_the_upload_leaves_the_job_to_be_done_again(job: Make, pods_gate: Gate) -> None:

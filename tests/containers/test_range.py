@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-import pytest
-
 from tests.containers.cluster import Ended, Job, Pod, gated
 from tests.containers.engine import DEADLINE
 from tests.harness.procs import Gate
@@ -15,7 +13,6 @@ SOON = DEADLINE
 """Seconds for a job to start, fail and end, on a slow machine with much else to do: far below the 900 s of the next
 deadline of the job's own that could end a hang."""
 
-both = pytest.mark.parametrize("backend", ["horovod", "torch"])
 Make = Callable[..., Job]
 
 
@@ -40,25 +37,10 @@ def all_in_one_round(gate: Gate, ranks: int, after: int) -> None:
             there[int(number)] = there.get(int(number), 0) + 1
 
 
-def test_all_pods_of_a_range_take_part(job: Make) -> None:
-    going = job("horovod_range", steps=20)
-    going.start()
-    succeeded(going, going.pods, ranks=3)
-
-
-def test_the_least_number_of_pods_is_enough(job: Make) -> None:
-    going = job("torch_range", steps=20)
-    first, second, _ = going.pods
-    for pod in (second, first):
-        pod.start()
-    succeeded(going, [first, second], ranks=2)
-
-
-@both
-def test_the_others_go_on_without_a_pod_that_is_gone_for_good(job: Make, backend: str, pods_gate: Gate) -> None:
+def test_the_others_go_on_without_a_pod_that_is_gone_for_good(job: Make, pods_gate: Gate) -> None:
     how = gated(pods_gate)
     how["environment"]["TEST_HEARTBEAT"] = "10"  # nothing else says that it is gone
-    going = job(f"{backend}_range", **how, steps=20)
+    going = job("horovod_range", **how, steps=20)
     first, second, third = going.start()
     all_in_one_round(pods_gate, 3, after=-1)
     third.remove()

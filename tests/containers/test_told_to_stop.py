@@ -60,8 +60,6 @@ def none_lost(job: Job, gate: Gate, *, ranks: int, step: int) -> None:
     [
         pytest.param("preempted_15", (0, 1), id="15 s, all nodes"),
         pytest.param("preempted_30", (0,), id="30 s, node 0"),
-        pytest.param("preempted_120", (1,), id="120 s, node 1"),
-        pytest.param("preempted_horovod", (0, 1), id="Horovod, all nodes"),
     ],
 )
 def test_pods_that_are_told_to_stop_cost_no_step_and_no_restart(
@@ -82,22 +80,6 @@ def test_pods_that_are_told_to_stop_cost_no_step_and_no_restart(
     assert not any("start again: restart" in pod.log for pod in ended)
 
 
-def test_a_range_goes_on_smaller_without_the_pod_that_was_told_to_stop(job: Make, pods_gate: Gate) -> None:
-    going = job("preempted_range", **gated(pods_gate))
-    *others, third = going.start()
-    there = 0
-    while there < 3:  # a round of two may have begun before the third came
-        there += " of 3 " in pods_gate.heard(1)[0]
-    told_to_stop(third)
-    step = agreed(third)
-    went_on(pods_gate, 2, step)
-    assert [pod.wait(within=SOON).codes for pod in others] == [(0,), (0,)]
-    everything = list(range(step + 4))
-    assert going.output == {"steps": everything, "size": 2}
-    # Before these there may be some of a round of two, which the third pod ended by coming.
-    assert [taken(pods_gate, rank)[-len(everything) :] for rank in range(2)] == [everything] * 2
-
-
 def test_a_single_pod_ends_with_the_platforms_verdict_and_its_next_attempt_goes_on(job: Make, pods_gate: Gate) -> None:
     first = job("preempted_alone", **gated(pods_gate))
     (pod,) = first.start()
@@ -111,18 +93,3 @@ def test_a_single_pod_ends_with_the_platforms_verdict_and_its_next_attempt_goes_
     again = job("preempted_alone", after=first, **gated(pods_gate))
     again.run(SOON)
     none_lost(again, pods_gate, ranks=2, step=step)
-
-
-def test_another_execution_goes_on_with_half_as_many_ranks(job: Make, pods_gate: Gate) -> None:
-    larger = job("preempted_sharded", **gated(pods_gate))
-    pods = larger.start()
-    pods_gate.heard(4)
-    told_to_stop(*pods)
-    step = agreed(pods[0])
-    how = gated(pods_gate)
-    how["environment"]["TEST_RESUME_FROM"] = larger.name
-    smaller = job("preempted_alone", **how)
-    (ended,) = smaller.run(SOON)
-    assert ended.codes == (0,)
-    assert smaller.uploaded == ["outputs.pb"]
-    assert smaller.output == {"steps": list(range(step + 4)), "size": 2}

@@ -36,7 +36,7 @@ def _in_ranks(s3, tmp_path, work):
             return [one.outcome() for one in started]
 
 
-@pytest.mark.parametrize("kind", ["plain", "with a format", "as a task gets it", "an address alone"])
+@pytest.mark.parametrize("kind", ["plain", "as a task gets it", "an address alone"])
 def test_a_flyte_file_is_fetched_once_per_node(s3, tmp_path, kind):
     key = f"{kind.replace(' ', '-')}/weights.bin"
     uri = s3.put(key, b"w" * 10_000)
@@ -46,7 +46,6 @@ def test_a_flyte_file_is_fetched_once_per_node(s3, tmp_path, kind):
 
         made = {
             "plain": lambda: FlyteFile(uri),
-            "with a format": lambda: FlyteFile["bin"](uri),
             "as a task gets it": lambda: FlyteFile.from_source(uri),
             "an address alone": lambda: uri,  # with Flyte's endpoint and credentials, which fsspec does not know
         }[kind]()
@@ -69,9 +68,8 @@ def test_a_directory_whose_name_looks_like_a_pattern_is_fetched_from_the_store(s
     assert [one.get() for one in _in_ranks(s3, tmp_path, work)] == [["weights*.bin"]] * RANKS
 
 
-@pytest.mark.parametrize("kind", ["plain", "with a format", "as a task gets it"])
-def test_a_flyte_directory_is_fetched_once_per_node(s3, tmp_path, kind):
-    prefix = f"{kind.replace(' ', '-')}/images"
+def test_a_flyte_directory_is_fetched_once_per_node(s3, tmp_path):
+    prefix = "of-a-task/images"
     for name in ("a.png", "b.png", "deep/c.png"):
         s3.put(f"{prefix}/{name}", name.encode())
     uri = f"s3://code/{prefix}"
@@ -79,12 +77,7 @@ def test_a_flyte_directory_is_fetched_once_per_node(s3, tmp_path, kind):
     def work(place: Path) -> dict[str, str]:
         from flytekit.types.directory import FlyteDirectory
 
-        made = {
-            "plain": lambda: FlyteDirectory(uri),
-            "with a format": lambda: FlyteDirectory["png"](uri),
-            "as a task gets it": lambda: FlyteDirectory.from_source(uri),
-        }[kind]()
-        found = download_once(made, place / "images")
+        found = download_once(FlyteDirectory.from_source(uri), place / "images")
         return {str(file.relative_to(found)): file.read_text() for file in found.rglob("*.png")}
 
     whole = {name: name for name in ("a.png", "b.png", "deep/c.png")}

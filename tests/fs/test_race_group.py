@@ -408,8 +408,15 @@ def test_a_process_group_that_follows_another_is_a_meeting_of_its_own(tmp_path):
 
 
 # --- download_once -------------------------------------------------------------------------------------------------
+@pytest.fixture
+def a_corner() -> Iterator[dict[str, str]]:
+    """One for all of these: what ranks tell each other of a download is of :func:`once_per_job`, which has both."""
+    with corner() as variables:
+        yield variables
+
+
 @pytest.mark.parametrize("shared", [True, False, None])
-def test_a_directory_is_fetched_once_where_it_is_shared_and_once_per_node_where_not(meet, tmp_path, shared):
+def test_a_directory_is_fetched_once_where_it_is_shared_and_once_per_node_where_not(a_corner, tmp_path, shared):
     import fsspec
 
     (tmp_path / "bucket" / "sub").mkdir(parents=True)
@@ -425,29 +432,29 @@ def test_a_directory_is_fetched_once_where_it_is_shared_and_once_per_node_where_
         place = download_once(tmp_path / "bucket", target, shared=shared, callback=Counted())
         return (place / "a").read_text() + (place / "sub" / "b").read_text()
 
-    with ranks(4, work, meet, per_node=2) as started:
+    with ranks(4, work, a_corner, per_node=2) as started:
         assert _values(started) == ["12"] * 4
     fetched = [int(rank) // 2 for rank in (tmp_path / "fetched").read_text().split()]
     assert len(fetched) == 1 if shared else sorted(fetched) == [0, 1]
 
 
-def test_ranks_of_a_node_that_name_places_of_their_own_are_told_at_once_not_after_an_hour(meet, tmp_path):
+def test_ranks_of_a_node_that_name_places_of_their_own_are_told_at_once_not_after_an_hour(a_corner, tmp_path):
     (tmp_path / "source").write_text("1")
 
     def work(rank):
         return download_once(tmp_path / "source", tmp_path / str(rank) / "model", shared=True, timeout=LONG)
 
-    with ranks(2, work, meet) as started:
+    with ranks(2, work, a_corner) as started:
         outcomes = [one.outcome() for one in started]
     (error,) = [one.error() for one in outcomes if one.kind == "error"]
     assert re.search(r"different places.*/0/model.*/1/model|different places.*/1/model.*/0/model", str(error))
 
 
-def test_of_two_ranks_that_name_two_queries_of_one_address_none_has_what_the_other_asked_for(meet, tmp_path, web):
+def test_of_two_ranks_that_name_two_queries_of_one_address_none_has_what_the_other_asked_for(a_corner, tmp_path, web):
     def work(rank):
         return download_once(f"{web}/model?version={rank}", tmp_path / "model", shared=True)
 
-    with ranks(2, work, meet) as started:
+    with ranks(2, work, a_corner) as started:
         outcomes = [one.outcome() for one in started]
     (error,) = [one.error() for one in outcomes if one.kind == "error"]
     assert re.search("something else is where the download is to be.*/model with another query", str(error))
@@ -485,11 +492,11 @@ def web(monkeypatch):
     server.server_close()
 
 
-def test_all_ranks_have_the_one_error_of_a_download_and_no_secret_is_told(meet, tmp_path, web):
+def test_all_ranks_have_the_one_error_of_a_download_and_no_secret_is_told(a_corner, tmp_path, web):
     def work(rank):
         return download_once(f"{web}/model?signature=secret", tmp_path / "model", sha256="0" * 64, shared=True)
 
-    with ranks(3, work, meet) as started:
+    with ranks(3, work, a_corner) as started:
         errors = _errors(started)
     assert {type(error) for error in errors} == {WorkFailedError}
     assert all("the download is not what was expected" in str(error) for error in errors)
@@ -524,10 +531,10 @@ def test_a_connection_that_ends_early_is_an_error_not_a_short_file(tmp_path, web
     assert os.listdir(tmp_path) == []
 
 
-def test_a_server_that_says_nothing_is_given_up_at_the_deadline_by_all(meet, tmp_path, web):
+def test_a_server_that_says_nothing_is_given_up_at_the_deadline_by_all(a_corner, tmp_path, web):
     def work(rank):
         return download_once(f"{web}/silent", tmp_path / "model", timeout=2, shared=True)
 
-    with ranks(2, work, meet) as started:
+    with ranks(2, work, a_corner) as started:
         assert all(isinstance(error, (FsTimeoutError, WorkFailedError)) for error in _errors(started))
     assert os.listdir(tmp_path) == []

@@ -15,41 +15,20 @@ from tests.fs.ranks import launched
 RANKS = 3
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What each rank has found."""
-    place = tmp_path_factory.mktemp("shared")
+@pytest.mark.horovod
+def test_ranks_of_horovodrun_meet_name_who_is_missing_and_have_one_result_one_error_and_one_download(tmp_path):
     horovodrun = Path(sys.executable).with_name("horovodrun")
     hosts = ["-H", f"localhost:{RANKS}", "--network-interface", "lo"]
     command = [horovodrun, "--gloo", "-np", str(RANKS), *hosts, sys.executable]
     # Ranks import for longer than Horovod's own 30 s where much else runs.
-    launched(Path(horovod_ranks.__file__), command, place, HOROVOD_GLOO_TIMEOUT_SECONDS="240")
-    reports = [json.loads((place / f"found-{rank}.json").read_text()) for rank in range(RANKS)]
-    return {"worked": len(list(place.glob("worked-*"))), "ranks": reports}
-
-
-@pytest.mark.horovod
-def test_a_barrier_lets_nobody_pass_before_all_have_come(found):
-    assert [rank["seen_after_the_barrier"] for rank in found["ranks"]] == [RANKS] * RANKS
-
-
-@pytest.mark.horovod
-def test_who_is_missing_at_a_barrier_is_named(found):
-    *came, absent = (rank["missing"] for rank in found["ranks"])
+    launched(Path(horovod_ranks.__file__), command, tmp_path, HOROVOD_GLOO_TIMEOUT_SECONDS="240")
+    found = [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(RANKS)]
+    *came, absent = (rank.pop("missing") for rank in found)
     # The first to give up says for all who has not come by then: the slower of the two that come may be another.
     assert all(re.search(rf"did not come to the meeting point: (\d, )?{RANKS - 1} \[", error) for error in came)
     assert absent == ""
-
-
-@pytest.mark.horovod
-def test_one_rank_works_and_all_have_its_result_or_its_error(found):
-    assert found["worked"] == 1
+    assert len(list(tmp_path.glob("worked-*"))) == 1
     for name in ("by_job", "by_node"):
-        assert len({rank[name] for rank in found["ranks"]}) == 1
-    assert [rank["failed"] for rank in found["ranks"]] == [True] * RANKS
-
-
-@pytest.mark.horovod
-def test_rank_0_is_first_and_one_fetches(found):
-    assert [rank["first"] for rank in found["ranks"]] == [True] * RANKS
-    assert [rank["fetched"] for rank in found["ranks"]] == ["weights"] * RANKS
+        assert len({rank.pop(name) for rank in found}) == 1
+    same = {"seen_after_the_barrier": RANKS, "failed": True, "first": True, "fetched": "weights"}
+    assert found == [same] * RANKS

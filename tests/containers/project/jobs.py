@@ -182,11 +182,6 @@ def torch_checked_3x1(steps: int) -> str:
     return "trained"
 
 
-@task(task_config=SafeHorovod(nnodes=3, nproc_per_node=1, timeouts=TIMEOUTS))
-def horovod_3x1(steps: int) -> str:
-    return with_horovod(steps)
-
-
 @task(task_config=SafeTorch(nnodes=3, nproc_per_node=1, timeouts=TIMEOUTS))
 def torch_3x1(steps: int) -> str:
     return with_torch(steps)
@@ -195,11 +190,6 @@ def torch_3x1(steps: int) -> str:
 @task(task_config=SafeHorovod(nnodes=1, nproc_per_node=4, timeouts=TIMEOUTS))
 def horovod_1x4(steps: int) -> str:
     return with_horovod(steps)
-
-
-@task(task_config=SafeTorch(nnodes=1, nproc_per_node=4, timeouts=TIMEOUTS))
-def torch_1x4(steps: int) -> str:
-    return with_torch(steps)
 
 
 @task(task_config=SafeHorovod(nnodes="2:3", nproc_per_node=1, max_restarts=1, timeouts=TIMEOUTS))

@@ -1,4 +1,4 @@
-"""What the ranks of two nodes make of a directory that both nodes have at the same path."""
+"""What the ranks of two nodes make of directories that both nodes have at the same path: one is the same in both."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 from flytekit import task
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch, current_rank
+from flytekitplugins_safedist import SafeTorch, current_rank
 from flytekitplugins_safedist.fs import barrier, download_once, once_per_job, once_per_node, rank_zero_first
 
-PLACE = Path("/mnt/volume/data")
+PLACES = {"shared": Path("/mnt/shared/data"), "own": Path("/mnt/own/data")}
 
 
 def exchange(name: str, text: str) -> list[str]:
@@ -21,7 +21,8 @@ def exchange(name: str, text: str) -> list[str]:
     return [once_per_job(f"{name} of {rank}", str) for rank in range(me.world_size)]
 
 
-def look(*, shared: bool) -> str:
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2))
+def places() -> str:
     """Each rank's report; the task returns those of all."""
     me = current_rank()
     source = Path("/tmp/weights")  # each node has its own: what is there afterwards says whose was fetched
@@ -29,22 +30,15 @@ def look(*, shared: bool) -> str:
         first = not source.exists()
         if first:
             source.write_text(str(me.node_rank))
-    fetched = download_once(source, PLACE / "weights", shared=shared).read_text()
+    fetched = {
+        name: download_once(source, place / "weights", shared=name == "shared").read_text()
+        for name, place in PLACES.items()
+    }
     report = {
         "rank": me.rank,
-        "fetched_from": int(fetched),
+        "fetched_from": {name: int(node) for name, node in fetched.items()},
         "first": first,
         "node_by": once_per_node("look", lambda: me.rank),
         "job_by": once_per_job("look", lambda: me.rank),
     }
     return json.dumps([json.loads(text) for text in exchange("reports", json.dumps(report))])
-
-
-@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2))
-def places_torch() -> str:
-    return look(shared=True)
-
-
-@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2))
-def places_horovod() -> str:
-    return look(shared=False)

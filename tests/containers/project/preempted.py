@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
 from flytekit import PodTemplate, task
 from kubernetes.client import V1Container, V1PodSpec
 
-from flytekitplugins_safedist import SafeHorovod, SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
 from flytekitplugins_safedist.checkpoint import Checkpoints
 
 from .jobs import LEARNING_RATE, model, say
@@ -31,7 +30,7 @@ def train(trained: Any, optimizer: Any, meet: Callable[[], object]) -> str:
 
     me = current_rank()
     state = {"model": trained, "optimizer": optimizer, "steps": []}
-    ckpt = Checkpoints(every=None, resume_from=os.environ.get("TEST_RESUME_FROM"))
+    ckpt = Checkpoints(every=None)
     first = step = ckpt.restore(state)
     with open(f"/gate/steps-{me.rank}", "a", buffering=1) as file:
         while not first or step < first + MORE:
@@ -82,14 +81,13 @@ def by_hand() -> str:
     return train(trained, Descent(trained), dist.barrier)
 
 
-def with_torch(*, sharded: bool = False) -> str:
+def with_torch() -> str:
     import torch
     import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
-    trained = fully_shard(model()) if sharded else DistributedDataParallel(model())
+    trained = DistributedDataParallel(model())
     optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
     return train(trained, optimizer, dist.barrier)
 
@@ -102,33 +100,6 @@ def preempted_15() -> str:
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(30))
 def preempted_30() -> str:
     return with_torch()
-
-
-@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(120))
-def preempted_120() -> str:
-    return by_hand()
-
-
-@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS), pod_template=grace(30))
-def preempted_horovod() -> str:
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    trained = model()
-    optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE)
-    together = hvd.DistributedOptimizer(optimizer, named_parameters=trained.named_parameters())
-    return train(trained, together, hvd.barrier)
-
-
-@task(task_config=SafeTorch(nnodes=2, nproc_per_node=2, timeouts=TIMEOUTS))
-def preempted_sharded() -> str:
-    return with_torch(sharded=True)
-
-
-@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=1, timeouts=TIMEOUTS))
-def preempted_range() -> str:
-    return by_hand()
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=TIMEOUTS))

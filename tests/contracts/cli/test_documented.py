@@ -26,8 +26,6 @@ HERE = {
         0,
         ["[rank 3] trained with 3.0"],
     ),
-    "pyflyte run examples/failures/bad_data.py train": (1, ["ValueError: sample 13 is cut short"]),
-    "safedist render workflow.py train": (0, ["kind: PyTorchJob"]),
     "safedist doctor --path /mnt/shared --store s3://bucket/prefix/": (
         None,
         ["ok       torch: ", "s3://code/prefix/", "/shared"],
@@ -50,10 +48,18 @@ ELSEWHERE = {
     "python horovod_build/build.py": ("Makefile", "python horovod_build/build.py"),
     "pyflyte run examples/digits_ddp.py digits": ("Makefile", "pyflyte run examples/digits_ddp.py digits"),
     "pip install .": ("Makefile", "--editable"),
-    "pip wheel --no-deps --wheel-dir dist .": ("tests/contracts/cli/test_wheel_alone.py", '"wheel", "--no-deps"'),
+    "pip wheel --no-deps --wheel-dir dist .": ("tests/contracts/cli/conftest.py", '"wheel", "--no-deps"'),
     "pyflyte run --remote --image IMAGE workflow.py main": (
         "tests/contracts/cli/test_real_clis.py",
         '"run", "--remote"',
+    ),
+    "safedist render workflow.py train": (
+        "tests/contracts/cli/test_documented.py",
+        "def test_what_the_pages_send_to_a_file_is_yaml_and_nothing_else",
+    ),
+    "pyflyte run examples/failures/bad_data.py train": (
+        "tests/agents/test_failing_examples.py",
+        '"job_failing_examples:bad_data"',
     ),
     "pyflyte run examples/failures/hang.py train": (
         "tests/agents/test_failing_examples.py",

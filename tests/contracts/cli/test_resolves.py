@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.harness import needs
-from tests.harness.procs import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
@@ -28,18 +27,6 @@ PATIENT = {name: value for name, value in os.environ.items() if name != "RES_OPT
 """For a network that is there: the tests' own resolver gives up after one lost packet."""
 RETRIES = "5" if os.environ.get("SAFEDIST_CI") else "0"
 """Without an index this is left out, and soon; but where it must not be."""
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("wheel")
-    (place / "source").mkdir()
-    for name in ("flytekitplugins_safedist", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        (place / "source" / name).symlink_to(ROOT / name)
-    command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(place), str(place / "source")]
-    subprocess.run(command, check=True)
-    (found,) = place.glob("*.whl")
-    return found
 
 
 def python_with(pip: str, place: Path) -> str:

@@ -44,12 +44,9 @@ def several(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def alone(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Run:
     """Runs a console script of an environment that holds the wheel and what it requires, and nothing else."""
     place = tmp_path_factory.mktemp("alone")
-    for name in ("flytekitplugins_safedist", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        (place / "source").mkdir(exist_ok=True)
-        (place / "source" / name).symlink_to(ROOT / name)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     environment["PATH"] = f"{place / 'env' / 'bin'}{os.pathsep}{environment['PATH']}"
     environment["TMPDIR"] = str(place)
@@ -61,8 +58,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
         return done
 
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(place), str(place / "source"))
-    [wheel] = place.glob("*.whl")
     venv.create(place / "env")
     constraints = str(ROOT / "requirements" / "constraints.txt")
     python = str(place / "env" / "bin" / "python")

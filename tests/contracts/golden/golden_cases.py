@@ -9,7 +9,7 @@ from typing import Any
 from flytekit import Resources
 from flytekit.configuration import FastSerializationSettings, Image, ImageConfig, SerializationSettings
 from flytekit.core.pod_template import PodTemplate
-from flytekit.extras.accelerators import A100, GPUAccelerator
+from flytekit.extras.accelerators import A100
 from flytekit.tools.translator import get_serializable
 from flytekitplugins import kfpytorch as PT
 from kubernetes.client import (
@@ -116,7 +116,6 @@ ALL_POLICIES = PT.RunPolicy(
 Case = tuple[Callable[[], Any], SerializationSettings]
 CASES: dict[str, Case] = {
     "one-node-cpu": (lambda: make(SafeHorovod()), BAKED),
-    "one-node-cpu-fast": (lambda: make(SafeHorovod(nproc_per_node=4)), FAST),
     "one-node-8-gpu": (lambda: make(SafeHorovod(), **GPU8), FAST),
     "one-node-packaged": (lambda: make(SafeHorovod(nproc_per_node=2)), PACKAGED),
     "one-node-resources-pair": (lambda: make(SafeHorovod(), resources=Resources(cpu=("4", "8"), gpu="2")), BAKED),
@@ -130,12 +129,7 @@ CASES: dict[str, Case] = {
     ),
     "two-nodes-cpu": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2)), BAKED),
     "two-nodes-fast": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2)), FAST),
-    "two-nodes-packaged": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2)), PACKAGED),
     "four-nodes-8-gpu": (lambda: make(SafeHorovod(nnodes=4), **GPU8), FAST),
-    "accelerator-by-name": (
-        lambda: make(SafeHorovod(nnodes=2), accelerator=GPUAccelerator("nvidia-h100"), requests=Resources(gpu="8")),
-        FAST,
-    ),
     "fewer-ranks-than-gpus": (lambda: make(SafeHorovod(nnodes=2, nproc_per_node=4), **GPU8), FAST),
     "per-role-images": (
         lambda: make(
@@ -169,12 +163,6 @@ CASES: dict[str, Case] = {
         ),
         FAST,
     ),
-    "restart-on-failure": (
-        lambda: make(
-            SafeHorovod(nnodes=2, nproc_per_node=2, worker=PT.Worker(restart_policy=PT.RestartPolicy.FAILURE))
-        ),
-        FAST,
-    ),
     "restart-always": (
         lambda: make(
             SafeHorovod(
@@ -188,16 +176,6 @@ CASES: dict[str, Case] = {
     ),
     "every-policy": (
         lambda: make(SafeHorovod(nnodes=2, nproc_per_node=2, run_policy=ALL_POLICIES)),
-        FAST,
-    ),
-    "keep-pods": (
-        lambda: make(
-            SafeHorovod(
-                nnodes=2,
-                nproc_per_node=2,
-                run_policy=PT.RunPolicy(clean_pod_policy=PT.CleanPodPolicy.NONE),
-            )
-        ),
         FAST,
     ),
     "elastic": (lambda: make(SafeHorovod(nnodes="2:4", max_restarts=3), **GPU8), FAST),

@@ -39,7 +39,7 @@ def told(pod: dict[str, Any]) -> Any:
     return json.loads(environment(pod)["SAFEDIST_JOB"])
 
 
-FIXED = ("two-nodes-fast", "four-nodes-8-gpu", "per-role-resources", "sidecars-two-nodes")
+FIXED = ("per-role-resources", "sidecars-two-nodes")
 
 
 @pytest.mark.parametrize("name", FIXED)
