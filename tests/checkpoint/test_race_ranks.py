@@ -16,7 +16,7 @@ from flytekitplugins_safedist.checkpoint import Checkpoints, per_rank
 from flytekitplugins_safedist.errors import CheckpointError
 from tests.checkpoint import points
 from tests.checkpoint.saving import reach_stores
-from tests.fs.ranks import meeting_point, processes, rank_env
+from tests.fs.ranks import agents_store, meeting_point, processes, rank_env
 from tests.harness.product import agreement, group, saves
 from tests.harness.product import store as stores
 
@@ -48,8 +48,8 @@ def begin(kind="plain"):
     return dist.get_rank(), {"model": sharded_model() if kind == "sharded" else torch.nn.Linear(4, 4)}
 
 
-def ranks(work, *arguments, count=2):
-    meeting = meeting_point()
+def ranks(work, *arguments, count=2, meeting=None):
+    meeting = meeting or meeting_point()
     envs = [{**rank_env(rank, count), **meeting} for rank in range(count)]
     with processes([(work, *map(str, arguments))] * count, envs) as started:
         return [one.outcome() for one in started]
@@ -564,7 +564,8 @@ def alone(place, restores):
 
 @pytest.mark.parametrize("restores", [0, 1], ids=["at its first call", "after a restore"])
 def test_a_rank_that_saves_alone_says_for_whom_it_waits_and_gives_up(tmp_path, restores):
-    first, _ = values(ranks(alone, tmp_path, restores))
+    with agents_store() as meeting:  # in a store of its own rank 0 would wait for the other to have read its answer
+        first, _ = values(ranks(alone, tmp_path, restores, meeting=meeting))
     whom = "rank 0 has waited for rank 1" if restores else "ranks did not come to their first meeting: 1: waited"
     *texts, is_of_another = first
     assert is_of_another, "no cause, where that rank fails later"

@@ -34,10 +34,10 @@ def test_other_numbers_of_ranks_resume_it(tmp_path, kind, store, request):
     if store == "s3":
         server = request.getfixturevalue("s3")
         where = {"place": f"s3://{BUCKET}/{kind}/place", **server.environment}
-    before = run(tmp_path, 4, kind, "10", **where)
+    before = run(tmp_path, 4, kind, "5", **where)
     assert before["resumed"]["first"] == 0
-    for world_size, first in ((2, 10), (3, 20)):
-        after = run(tmp_path, world_size, kind, "10", **where)
+    for world_size, first in ((2, 5), (3, 10)):
+        after = run(tmp_path, world_size, kind, "5", **where)
         resumed = after["resumed"]
         assert (resumed["first"], resumed["told"]) == (first, f"step {first - 1}")
         assert resumed["kept"] == [first - 1.0] * 3
@@ -46,9 +46,9 @@ def test_other_numbers_of_ranks_resume_it(tmp_path, kind, store, request):
 
 
 def test_a_model_is_resumed_sharded_from_a_full_save_and_whole_from_a_sharded_one(tmp_path):
-    before = run(tmp_path, 1, "plain", "10")
-    for world_size, kind, first in ((3, "fsdp", 10), (2, "plain", 20)):
-        after = run(tmp_path, world_size, kind, "10")
+    before = run(tmp_path, 1, "plain", "5")
+    for world_size, kind, first in ((3, "fsdp", 5), (2, "plain", 10)):
+        after = run(tmp_path, world_size, kind, "5")
         resumed = after["resumed"]
         assert (resumed["first"], resumed["told"]) == (first, f"step {first - 1}")
         assert {name: resumed[name] for name in before["ended"]} == before["ended"]
