@@ -93,15 +93,10 @@ def test_a_script_has_all_variables_that_torchrun_sets(warm, tmp_path):
     assert its - launchers <= set(mine.split())
 
 
-def test_without_a_script_the_script_alone_is_what_is_missing(warm, tmp_path):
-    ended = on_two_ranks(warm, tmp_path)
-    assert ended.code == 2
-    assert "the following arguments are required: script\n" in ended.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ([], "the following arguments are required: script\n"),
         (["no_such_script.py"], "there is no such file: "),
         (["--nproc-per-node", "0", SCRIPT], "nproc_per_node=0 is not a number of ranks"),
     ],
