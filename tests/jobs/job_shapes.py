@@ -187,6 +187,20 @@ def takes_anything(x: object) -> None:
     """Inputs without a type of their own are pickled by flytekit."""
 
 
+@task(task_config=TWO)
+def refuses(x: int) -> None:
+    raise ValueError(f"{x} is no number of epochs")
+
+
+def catches_it() -> str:
+    """As around any other call."""
+    try:
+        refuses(x=-1)
+    except ValueError as error:
+        return type(error).__name__
+    return "nothing was raised"
+
+
 def call_with_a_lock() -> None:
     takes_anything(x=threading.Lock())
 

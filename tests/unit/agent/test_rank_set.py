@@ -111,7 +111,7 @@ def started(
     """Two ranks that run, their processes and orders, and what is warned of."""
     orders = [order_of(context, job) for context in contexts(job)]
     processes, warnings = Processes(), []
-    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01, exit=0.01, **timeouts)))
+    settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(**{"stop": 0.01, "exit": 0.01, **timeouts})))
     ranks = made(processes, orders, settings, warn=warnings.append, show=show)
     ranks.start(fork=True)
     return ranks, processes, orders, warnings
@@ -250,6 +250,16 @@ def test_a_crash_after_a_reported_success_takes_nothing_back(round_):
     ranks.poll()
     assert ranks.finished
     assert warnings == []
+
+
+def test_ranks_that_have_reported_success_have_their_time_to_end(job):
+    ranks, processes, orders, warnings = started(job, exit=600)
+    for order in orders:
+        leave(order, Status.SUCCEEDED)
+    ranks.poll()
+    assert not ranks.finished
+    assert (processes.signalled, warnings) == ([], [])
+    ranks.stop()
 
 
 def test_a_rank_that_not_even_sigkill_ends_does_not_take_back_the_success_of_all(round_, monkeypatch):

@@ -167,6 +167,10 @@ def test_a_cached_task_does_not_run_again(call, ranks_gate):
     assert ranks_gate.pending() == b""
 
 
+def test_a_caller_catches_what_a_rank_has_raised_by_its_own_class(call):
+    assert call("catches_it").value == "RankFailedError"
+
+
 def test_an_input_that_cannot_be_pickled_is_an_error_not_a_hang(call):
     assert "lock" in str(call("call_with_a_lock").error)
 

@@ -86,6 +86,7 @@ def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork):
     assert sorted(each.pid for each in reported) == sorted(pids)
     assert {each.exit_code for each in reported} == {1}
     assert all(each.time_ns > 1_500_000_000 * 10**9 for each in reported)
+    assert all(4 << 20 < each.peak < 4 << 30 for each in reported), "bytes that an interpreter holds"
     assert server.ended() == []
     if not fork:
         assert "a.page" in (tmp_path / "a.log").read_text()
