@@ -92,6 +92,26 @@ def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork):
         assert "a.page" in (tmp_path / "a.log").read_text()
 
 
+def test_what_a_rank_has_started_ends_with_it_while_another_rank_runs(server, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, subprocess, time\n"
+        "if os.environ['TEST_STAYS']:\n"
+        "    time.sleep(600)\n"
+        "os.setsid()\n"  # as a rank is in a session of its own
+        "print(subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
+    )
+    path = f"{tmp_path}:{ROOT}"
+    leaves, stays = (
+        replace(order(tmp_path, name), environment={**os.environ, "PYTHONPATH": path, "TEST_STAYS": does})
+        for name, does in (("a", ""), ("b", "yes"))
+    )
+    pids = server.start(job(tmp_path), [leaves, stays], fork=False, timeout=DEADLINE)
+    assert [each.pid for each in ended(server, 1)] == pids[:1]
+    started = int(leaves.log.read_text().splitlines()[0])
+    until(lambda: not alive(started), "it has ended")
+    assert alive(pids[1])
+
+
 def test_all_ends_that_are_there_are_taken_in_at_once(server, tmp_path, monkeypatch):
     start(server, tmp_path, fork=True)
     server.signal([], signal.SIGTERM)
