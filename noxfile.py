@@ -161,11 +161,14 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def docs(session: nox.Session) -> None:
-    """The site, where a link or a name that leads nowhere is an error, and the schema of the workflows."""
+    """The site, where a link, a name or a command that leads nowhere is an error, and the schema of the workflows."""
     if sys.version_info < (3, 11):
         session.skip("mkdocs-material needs Python 3.11")
     session.install("-r", "requirements/docs.txt", "--constraint", "requirements/constraints.txt")
     session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    # `make test` has these as well, a quarter of an hour later: a page that was written last is looked at here.
+    commands = ("tests/contracts/cli/test_documented.py", "-k", "without_one or elsewhere")
+    session.run(sys.executable, "-m", "pytest", "--quiet", *commands, external=True)
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, WORKFLOWS))
     session.run("check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml")
 
