@@ -182,7 +182,7 @@ def _bring_code(distribution: str, asked: Path, registered: Registered | None, o
     make_importable(dest, asked)
 
 
-_LIMITS: dict[str, tuple[str, type]] = {
+_OPTIONS: dict[str, tuple[str, type]] = {
     "max_bytes": (envvars.CODE_MAX_BYTES, int),
     "max_files": (envvars.CODE_MAX_FILES, int),
     "max_ratio": (envvars.CODE_MAX_RATIO, float),
@@ -196,11 +196,11 @@ def options_from(environment: Mapping[str, str], registered: Registered | None =
     Raises:
         ConfigError: values that are not positive numbers, all of them.
     """
-    from .staging import Limits, Options
+    from .staging import Options
 
     values: dict[str, Any] = {} if registered is None else {"deadline": registered.timeouts.code}
     problems = []
-    for field, (name, kind) in _LIMITS.items():
+    for field, (name, kind) in _OPTIONS.items():
         if name not in environment:
             continue
         values[field] = 0
@@ -210,8 +210,7 @@ def options_from(environment: Mapping[str, str], registered: Registered | None =
             problems.append(Problem(name, environment[name], "is not a positive number", "set one, or unset it"))
     if problems:
         raise ConfigError(problems)
-    own = {name: values.pop(name) for name in ("deadline",) if name in values}
-    return Options(limits=Limits(**values), **own)
+    return Options(**values)
 
 
 def make_importable(dest: Path, of_image: Path) -> None:

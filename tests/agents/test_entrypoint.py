@@ -505,7 +505,7 @@ def test_limits_come_from_the_pods_variables():
         }
     )
     assert options.deadline == 8
-    assert (options.limits.max_bytes, options.limits.max_files, options.limits.max_ratio) == (5, 6, 7.5)
+    assert (options.max_bytes, options.max_files, options.max_ratio) == (5, 6, 7.5)
 
 
 def test_every_wrong_limit_is_reported_at_once():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .place import Private
 from .points import POINTS
-from .stage import Options, StagedCode, stage
-from .unpack import Limits
+from .stage import StagedCode, stage
+from .unpack import Options
 
-__all__ = ["POINTS", "Limits", "Options", "Private", "StagedCode", "stage"]
+__all__ = ["POINTS", "Options", "Private", "StagedCode", "stage"]
