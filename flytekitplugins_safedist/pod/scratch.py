@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from .. import envvars
@@ -71,6 +71,6 @@ def _private(parent: Path, own: ExitStack) -> Path:
     from .staging.disk import disk_failed
 
     try:
-        return own.enter_context(Private(parent)).path
+        return own.enter_context(closing(Private(parent))).path
     except OSError as error:
         raise disk_failed(error, parent, "make a directory for this start") from error

@@ -26,11 +26,11 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from ...errors import PathBlockedError, SafedistError, StagingError
+from ...fs.atomic import discard
 from ...fs.oserrors import mount_of, mount_points
 from . import points
 from .disk import disk_failed
@@ -119,7 +119,7 @@ class Private:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     if _try_lock(fd) and _is_same(path, fd):
-                        remove_tree(path)
+                        discard(path)
                 finally:
                     os.close(fd)
 
@@ -135,15 +135,9 @@ class Private:
     def close(self) -> None:
         """Remove the directory and release its lock."""
         try:
-            remove_tree(self.path)
+            discard(self.path)
         finally:
             os.close(self._fd)
-
-    def __enter__(self) -> Private:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _reach(parent: Path) -> str:
@@ -160,19 +154,6 @@ def _is_same(path: Path, fd: int) -> bool:
         return os.path.samestat(path.lstat(), os.fstat(fd))
     except OSError:
         return False
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a tree, read-only directories included; what cannot be removed stays, what is gone is fine."""
-
-    def opened_up(function: Callable[..., Any], name: str, _: object) -> None:
-        with suppress(OSError):
-            for directory in (os.path.dirname(name), name):
-                if stat.S_ISDIR(os.lstat(directory).st_mode):
-                    os.chmod(directory, 0o700)  # noqa: PTH101
-            shutil.rmtree(name) if function in (os.open, os.scandir, os.lstat) else function(name)
-
-    shutil.rmtree(path, onerror=opened_up)
 
 
 class Placing:
@@ -266,7 +247,7 @@ class Placing:
     def _copied(self, source: str, volume: str) -> str:
         """A copy of ``source``, in the private directory of a volume."""
         if volume not in self._copies:
-            self._copies[volume] = self._aside.enter_context(Private(Path(volume)))
+            self._copies[volume] = self._aside.enter_context(closing(Private(Path(volume))))
         copy = str(self._copies[volume].path / f"copy-{secrets.token_hex(6)}")
         _copy(source, copy)
         return copy

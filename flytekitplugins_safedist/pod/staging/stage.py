@@ -75,7 +75,7 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
     with _explained(dest, "put the code into the destination directory"):
         ensure_dir(dest)
         alone = one_at_a_time(dest, patience=min(ALONE_SECONDS, patience.remaining()), waiting=waiting)
-        with alone, Private(dest) as private:
+        with alone, closing(Private(dest)) as private:
             points.at("locked")
             tree = private.path / "code"
             code = _unpacked(Source(uri, patience), uri, tree, options)
