@@ -39,13 +39,13 @@ class JobTask:
     """Has of a flytekit task what its ``_dispatch_execute`` asks for.
 
     Args:
-        ctx: flytekit's, of this execution.
         source: where ranks get the task from.
         registered: the job.
         server: that imports libraries already.
+        ctx: flytekit's, of this execution.
     """
 
-    def __init__(self, ctx: FlyteContext, source: TaskSource, registered: Registered, server: RankServer) -> None:
+    def __init__(self, source: TaskSource, registered: Registered, server: RankServer, ctx: FlyteContext) -> None:
         self.name = str(ctx.user_space_params.task_id.name) or ".".join([*source.imports[:1], source.name])
         self.disable_deck = registered.decks is None
         self.interface = TypedInterface({}, {})

@@ -17,6 +17,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flyteidl.core import errors_pb2, execution_pb2, literals_pb2
+from flytekit.core.constants import ERROR_FILE_NAME, FUTURES_FILE_NAME, OUTPUT_FILE_NAME
+
 from .. import lastwords, stopping
 from ..agent.verdict import Kind, Origin, Verdict
 from ..compat import flytekit as flytekit_inside
@@ -30,7 +33,6 @@ from ..store.transfers import LONGEST_SECONDS, Transfers
 from ..texts import encodable
 
 if TYPE_CHECKING:
-    from flyteidl.core.errors_pb2 import ErrorDocument
     from flytekit.core.data_persistence import FileAccessProvider
     from fsspec.callbacks import Callback
 
@@ -101,8 +103,6 @@ def end_with(verdict: Verdict, access: FileAccessProvider, prefix: str) -> int:
         access: the way to the store, of :meth:`Verdicts.access`, which tries again where that may help.
         prefix: the directory of the attempt's outputs.
     """
-    from flytekit.core.constants import ERROR_FILE_NAME
-
     stopping.finish()
     lastwords.keep(str(verdict.error))
     text = document(verdict, flytekit_inside.worker_name()).SerializeToString()
@@ -118,15 +118,13 @@ def end_with(verdict: Verdict, access: FileAccessProvider, prefix: str) -> int:
     return 0
 
 
-def document(verdict: Verdict, worker: str = "") -> ErrorDocument:
+def document(verdict: Verdict, worker: str = "") -> errors_pb2.ErrorDocument:
     """As Flyte reads it. Pure.
 
     Args:
         verdict: what to say.
         worker: the name of this pod, where the backend gave it one.
     """
-    from flyteidl.core import errors_pb2, execution_pb2
-
     kinds, origins = errors_pb2.ContainerError, execution_pb2.ExecutionError
     error = errors_pb2.ContainerError(
         code=encodable(verdict.code),
@@ -166,8 +164,6 @@ class Verdicts(Transfers):
             to: where.
             once: uploads a path there as flytekit does.
         """
-        from flytekit.core.constants import ERROR_FILE_NAME, FUTURES_FILE_NAME, OUTPUT_FILE_NAME
-
         if to != self.prefix:
             return await super().upload(access, path, to, once)
         if self.is_shared and await self._is_decided(access, to):
@@ -175,8 +171,8 @@ class Verdicts(Transfers):
         order = (OUTPUT_FILE_NAME, FUTURES_FILE_NAME, ERROR_FILE_NAME)
         for file in sorted(Path(path).iterdir(), key=lambda file: file.name in order):
             address = f"{to.rstrip('/')}/{file.name}"
-            if file.name == OUTPUT_FILE_NAME:
-                _warn_of_its_size(file, address)
+            if file.name == OUTPUT_FILE_NAME and file.stat().st_size > USUAL_LIMIT:
+                logger.warning(warning_of(file.read_bytes(), address))
             # Of outputs an object store does not arbitrate: there are servers that refuse what they are not asked for
             # every day. On a file system a copy is there before it has its content.
             arbitrates = file.name == ERROR_FILE_NAME or (file.name in order and path_of(address) is not None)
@@ -229,12 +225,6 @@ def is_there(prefix: str, access: FileAccessProvider) -> bool:
     return Request(patience, lambda _: in_thread(lambda: task_context.uploaded_to(prefix, access))).result()
 
 
-def _warn_of_its_size(file: Path, address: str) -> None:
-    size = file.stat().st_size
-    if size > USUAL_LIMIT:
-        logger.warning(warning_of(file.read_bytes(), address))
-
-
 def warning_of(outputs: bytes, address: str) -> str:
     """What to say of outputs that Flyte may refuse. Pure.
 
@@ -242,8 +232,6 @@ def warning_of(outputs: bytes, address: str) -> str:
         outputs: the file.
         address: where it goes.
     """
-    from flyteidl.core import literals_pb2
-
     literals = literals_pb2.LiteralMap.FromString(outputs).literals
     sizes = sorted(((literal.ByteSize(), name) for name, literal in literals.items()), reverse=True)
     names = ", ".join(f"{name} {size:,}" for size, name in sizes[:5])
