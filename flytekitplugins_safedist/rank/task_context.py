@@ -83,26 +83,6 @@ def take() -> FlyteSnapshot:
     )
 
 
-@contextlib.contextmanager
-def importing(mode: str) -> Iterator[None]:
-    """Inside, the user's module is imported as flytekit does it. In a pod ``ImageSpec.is_container()`` then knows
-    in which image, and flytekit neither builds images nor looks for mistakes that registration finds.
-
-    Args:
-        mode: of the task's :class:`FlyteSnapshot`.
-    """
-    if mode != IN_POD:
-        yield
-        return
-    from flytekit import FlyteContextManager
-    from flytekit.core.context_manager import ExecutionState
-
-    ctx = FlyteContextManager.current_context()
-    state = ctx.new_execution_state().with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
-    with FlyteContextManager.with_context(ctx.with_execution_state(state)):
-        yield
-
-
 def store() -> FileAccessProvider:
     """flytekit's way to the store, in the current context."""
     from flytekit import FlyteContextManager
