@@ -221,8 +221,17 @@ def read_decks(path: Path) -> list[dict[str, str]]:
 def _not_there(returned: object, said: str) -> PayloadError | None:
     """Why files of *returned* could not be uploaded, where flytekit has *said* so of one that is not there."""
     for path in _paths(returned):
-        if path in said and not os.path.exists(path):  # noqa: PTH110  (no Path of what may hold a NUL or be too long)
-            return _is_not_there(path)
+        if path not in said or os.path.exists(path):  # noqa: PTH110  (no Path of what may hold a NUL or be too long)
+            continue
+        owner = _OF_A_RANK.search(os.path.realpath(path))  # TMPDIR is a link
+        whose = f": it is in the scratch of rank {owner[2]}, round {owner[1]}" if owner is not None else ""
+        return PayloadError(
+            f"rank 0 returns a path that is not there{whose}",
+            where={"path": path},
+            expected="a file or directory that rank 0 has written, or that all nodes see",
+            hint="rank 0's return value is the task's, and each rank's scratch is its own, on its node's disk: have "
+            "rank 0 write what it returns, or write to storage that all nodes share and return that path",
+        )
     return None
 
 
@@ -236,15 +245,3 @@ def _paths(value: Any) -> Iterator[str]:
             yield from _paths(each)
     elif isinstance(value, (str, PurePath)) and PurePath(value).is_absolute():
         yield str(value)
-
-
-def _is_not_there(path: str) -> PayloadError:
-    owner = _OF_A_RANK.search(os.path.realpath(path))  # TMPDIR is a link
-    whose = f": it is in the scratch of rank {owner[2]}, round {owner[1]}" if owner is not None else ""
-    return PayloadError(
-        f"rank 0 returns a path that is not there{whose}",
-        where={"path": path},
-        expected="a file or directory that rank 0 has written, or that all nodes see",
-        hint="rank 0's return value is the task's, and each rank's scratch is its own, on its node's disk: have rank 0 "
-        "write what it returns, or write to storage that all nodes share and return that path",
-    )

@@ -120,13 +120,8 @@ class RankOutcome(Record):
     @classmethod
     def of(cls, at: RankContext, pid: int, status: Status, time_ns: int, **facts: Any) -> RankOutcome:
         """The outcome of a rank of this node."""
-        place: dict[str, Any] = {
-            "rank": at.rank,
-            "local_rank": at.local_rank,
-            "node_rank": at.node_rank,
-            "round": at.round,
-        }
-        return cls(**place, host=socket.gethostname(), pid=pid, status=status, time_ns=time_ns, **facts)
+        place = (at.rank, at.local_rank, at.node_rank, at.round, socket.gethostname())
+        return cls(*place, pid=pid, status=status, time_ns=time_ns, **facts)
 
     @property
     def failed(self) -> bool:

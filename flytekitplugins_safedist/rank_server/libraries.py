@@ -78,11 +78,14 @@ class Libraries:
         todo = [step for step in steps if not isinstance(step, str) or step not in self.steps]
         if self.unsafe is not None or not any(isinstance(step, str) for step in todo):
             return
-        with _collector_resting():
+        gc.disable()  # else it looks, hundreds of times, through modules that are there to stay
+        try:
             if needed:
                 self.unsafe = self._take(todo)
             else:
                 self._take_what_is_safe(todo)
+        finally:
+            gc.enable()
         gc.collect()
         self.reads.draws.find()
         gc.freeze()  # what is alive lives as long as the ranks; untouched by the collector, its pages stay shared
@@ -173,18 +176,6 @@ def _make_way(spare: int, pipe: int, answer: str) -> NoReturn:
     die_with_parent(signal.SIGCONT)  # harmless: the copy sees by its connection that the agent is gone
     # What is open here is not open there: the kernel closes it (O_CLOEXEC).
     os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _WAITER, str(spare)])  # noqa: S606
-
-
-@contextlib.contextmanager
-def _collector_resting() -> Iterator[None]:
-    """Keep Python's collector from looking, hundreds of times, through modules that are there to stay."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def unsafe_to_fork(culprit: str) -> str | None:

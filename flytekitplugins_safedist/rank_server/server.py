@@ -63,7 +63,6 @@ class ForkServer:
 
     def __init__(self, connection: socket.socket, agent: int, libraries: Libraries | None = None) -> None:
         self.connection = connection
-        self.agent = agent
         self.libraries = libraries or Libraries()
         self.ranks: set[int] = set()
         self.guarded: list[Path] = []
