@@ -242,7 +242,7 @@ class ForkServer:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             libraries = self.libraries
-            rank_main.forked(job, order, server=server, sets=libraries.sets, reads=libraries.reads)
+            rank_main.be(job, order, server=server, sets=libraries.sets, reads=libraries.reads)
         finally:
             os._exit(rank_main.EXIT_FAILED)
 

@@ -171,8 +171,9 @@ def test_room_for_the_record_is_set_aside_before_the_rank_exists(tmp_path: Path)
 def left(directory: Path, raised: Raised | None) -> RankOutcome:
     to = order(directory)
     agents = shared_page.make(to.files.page)
-    status = Status.RAISED if raised else Status.SUCCEEDED
-    shared_page.open_page(to.files.page).end(main._outcome(to, status, {"function": 1.5}, raised).to_json())
+    rank = main.RankProcess(None, to, 0, {}, None)  # type: ignore[arg-type]
+    rank.seconds["function"] = 1.5
+    rank.end(Status.RAISED if raised else Status.SUCCEEDED, raised)
     record = agents.record
     assert record is not None
     assert len(record.encode()) <= shared_page.RECORD_BYTES
@@ -221,7 +222,7 @@ def test_what_fails_before_the_function_has_a_record_as_what_fails_in_it(tmp_pat
     if child == 0:
         code = 99
         with suppress(BaseException):
-            code = main._run(None, to, 0, {}, None)  # type: ignore[arg-type]
+            code = main.RankProcess(None, to, 0, {}, None).run()  # type: ignore[arg-type]
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == main.EXIT_FAILED
     assert agents.record is not None
@@ -234,7 +235,7 @@ def test_a_rank_whose_server_died_before_the_kernel_was_told_ends_at_once(tmp_pa
     child = os.fork()
     if child == 0:
         with suppress(BaseException):
-            main.forked(None, order(tmp_path), server=-1, sets={}, reads=Reads())  # type: ignore[arg-type]
+            main.be(None, order(tmp_path), server=-1, sets={}, reads=Reads())  # type: ignore[arg-type]
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == main.EXIT_FAILED
 
