@@ -26,6 +26,7 @@ from ..coordinator.server import SignStore
 from ..errors import NodeLostError, SafedistError, TopologyError
 from ..failures import Failure
 from ..rank import recording, task_context
+from ..rank.order import FlyteSnapshot
 from ..rank.outcome import NO_RANK, RankOutcome, Status
 from ..store.errors import one_line
 from ..store.patience import within
@@ -63,7 +64,7 @@ class Attempt:
 
     topology: Topology
     settings: Registered
-    flyte: task_context.FlyteSnapshot
+    flyte: FlyteSnapshot
     run_id: str
 
     def rules(self) -> Rules:
@@ -102,18 +103,18 @@ class Attempt:
         return LeaderStore(prefix, access, lambda: task_context.uploaded_to(prefix, access))
 
 
-def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) -> str:
+def run_id(flyte: FlyteSnapshot, environment: Mapping[str, str]) -> str:
     """Names this attempt of the job, the same on every node, and no other job's of the execution."""
     return f"{_of_node(flyte) or flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
 
 
-def job_name(flyte: task_context.FlyteSnapshot) -> str:
+def job_name(flyte: FlyteSnapshot) -> str:
     """Names the task's node in its execution, for what outlives an attempt (a tracker's run): the same on every node of
     the job and in every attempt, in letters, digits and dashes. A local run has one attempt, and a random name."""
     return _of_node(flyte) or f"local-{uuid.uuid4().hex[:16]}"
 
 
-def _of_node(flyte: task_context.FlyteSnapshot) -> str:
+def _of_node(flyte: FlyteSnapshot) -> str:
     prefix = flyte.output_metadata_prefix
     if flyte.mode != task_context.IN_POD or prefix is None:
         return ""

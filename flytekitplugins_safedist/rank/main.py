@@ -32,7 +32,7 @@ from ..hangs.evidence import Evidence
 from ..record.profile import StepProfile
 from ..record.writer import RECORDER, Recorder
 from ..texts import encodable
-from . import context, debugger, literals, recording, replicas, shared_page, task, task_context, users_code
+from . import context, debugger, recording, replicas, shared_page, task, users_code
 from .backends.horovod import refuse_unknown_host
 from .backends.torch import prepare_store
 from .fork import Reads, as_fresh, die_with_parent, elsewhere, top_names
@@ -241,6 +241,8 @@ class RankProcess:
         os.chdir(job.cwd)
         sys.path[:] = job.sys_path
         sys.argv[:] = job.argv
+        from . import task_context  # and flytekit, from where the job has it
+
         sandbox = order.context.scratch / "flyte"
         entered = task_context.entered(job.flyte, sandbox, transfers.access(), restarted=order.ran_before)
         if job.flyte.mode == task_context.IN_POD:  # as flytekit does it: a module knows its execution
@@ -250,12 +252,16 @@ class RankProcess:
         return entity, held.enter_context(entered)
 
     def _inputs(self, entity: Any, ctx: Any, transfers: RankTransfers) -> dict[str, Any]:
+        from . import literals, task_context
+
         if transfers.inputs is None:
             return literals.native_inputs(self._job.inputs, entity, ctx)
         with task_context.downloading_to(transfers.inputs.sandbox, ctx) as inside:
             return literals.native_inputs(self._job.inputs, entity, inside)
 
     def _work(self, entity: Any, ctx: Any, transfers: RankTransfers) -> None:
+        from . import literals
+
         page, files, is_first = self._page, self._order.files, self._order.context.rank == 0
         page.begin()
         with literals.decks_left(ctx, files.decks):

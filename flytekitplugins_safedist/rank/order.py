@@ -12,7 +12,6 @@ from mashumaro.mixins.dict import DataClassDictMixin
 
 from .context import RankContext
 from .places import RankFiles
-from .task_context import FlyteSnapshot
 
 R = TypeVar("R", bound="Record")
 
@@ -107,6 +106,36 @@ class TaskSource(Record):
     def shown(self) -> str:
         """What is imported, for messages."""
         return self.module or self.run_as or (self.script and Path(self.script).name) or next(iter(self.imports), "")
+
+
+@dataclass(frozen=True)
+class FlyteSnapshot:
+    """Flyte's side of a running task; every field is text, a switch or None.
+
+    Attributes:
+        mode: name of ``ExecutionState.Mode``.
+        raw_output_prefix: where offloaded data (files, data frames) go.
+        output_metadata_prefix: where ``outputs.pb`` goes.
+        execution_id: project, domain and name of the workflow execution.
+        task_id: project, domain, name and version of the task.
+        execution_date: ISO 8601.
+        checkpoint_dest, checkpoint_src: of the task's checkpoint, None where there is none.
+        enable_deck: whether decks are made.
+        serialization: ``SerializationSettings.serialized_context``, for tasks that register or launch others.
+        metadata: what flytekit hands to object stores about the execution.
+    """
+
+    mode: str
+    raw_output_prefix: str
+    output_metadata_prefix: str | None
+    execution_id: tuple[str, str, str]
+    task_id: tuple[str, str, str, str]
+    execution_date: str
+    checkpoint_dest: str | None
+    checkpoint_src: str | None
+    enable_deck: bool
+    serialization: str | None
+    metadata: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from flytekitplugins_safedist.errors import PayloadError
 from flytekitplugins_safedist.plugin.task import SafeTorch
-from flytekitplugins_safedist.rank.order import JobOrder, TaskSource
+from flytekitplugins_safedist.rank.order import FlyteSnapshot, JobOrder, TaskSource
 from flytekitplugins_safedist.rank.task import load, search_path, source_by, source_of
-from flytekitplugins_safedist.rank.task_context import FlyteSnapshot
 
 pytestmark = pytest.mark.processes
 

@@ -19,7 +19,7 @@ from flytekit.core.mock_stats import MockStats
 from flytekit.models.core import identifier
 
 from flytekitplugins_safedist.rank import task_context
-from flytekitplugins_safedist.rank.task_context import FlyteSnapshot
+from flytekitplugins_safedist.rank.order import FlyteSnapshot
 
 SETTINGS = SerializationSettings(
     project="proj", domain="dev", version="v7", image_config=ImageConfig(Image("default", "img", "1"))
