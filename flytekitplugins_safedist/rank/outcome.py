@@ -179,6 +179,18 @@ class RankOutcome(Record):
         """The record as one line of JSON, in as few bytes as its texts allow: there is a limit."""
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
+    @classmethod
+    def from_json(cls, text: str) -> RankOutcome:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: the text is no whole record of this kind.
+        """
+        try:
+            return cls.from_dict(json.loads(text))
+        except Exception as error:  # mashumaro's and json's, which have no class in common
+            raise ValueError(f"not a {cls.__name__}: {type(error).__name__}: {error}") from error
+
 
 def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:
     """The failure that brought the others down, or None when nothing failed.
