@@ -143,7 +143,7 @@ class Libraries:
         self.sets |= {name: value for name, value in os.environ.items() if before.get(name) != value}
         for name in self.sets:
             self.reads.sets(name, os.environ.get(name))
-        return unsafe_to_fork(f"`{shown(statement)}`")
+        return unsafe_to_fork(f"`{' '.join(statement.split())[:200]}`")
 
     @contextlib.contextmanager
     def _under(self) -> Iterator[None]:
@@ -163,11 +163,6 @@ class Libraries:
 def _tops(step: str) -> set[str]:
     """The packages that a step names."""
     return set(re.findall(r"^\s*(?:import|from) (\w+)", step, re.MULTILINE))
-
-
-def shown(statement: str) -> str:
-    """A statement in one line of a message."""
-    return " ".join(statement.split())[:200]
 
 
 def _make_way(spare: int, pipe: int, answer: str) -> NoReturn:

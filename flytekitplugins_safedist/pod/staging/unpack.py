@@ -351,7 +351,12 @@ class Unpacking:
         """
         for member in members(self._stream):
             if len(self.files) + len(self._links) + len(self._directories) > self._most:
-                raise self._too_many()
+                self._stream.member = ""
+                raise self._stream.refused(
+                    "The archive holds more files than the limit",
+                    expected=f"at most {self._most}",
+                    hint="keep data out of the code archive (.flyteignore), or raise SAFEDIST_CODE_MAX_FILES",
+                )
             try:
                 self._make(self._inside(member.name), member)
             except OSError as error:
@@ -436,11 +441,3 @@ class Unpacking:
                 raise
             shutil.copy2(source, at)
         self.files.add(path)
-
-    def _too_many(self) -> ArchiveError:
-        self._stream.member = ""
-        return self._stream.refused(
-            "The archive holds more files than the limit",
-            expected=f"at most {self._most}",
-            hint="keep data out of the code archive (.flyteignore), or raise SAFEDIST_CODE_MAX_FILES",
-        )
