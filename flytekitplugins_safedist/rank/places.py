@@ -22,7 +22,7 @@ all the same, through another to the job's directory, in /tmp.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..config.caches import CACHES
@@ -106,50 +106,36 @@ class JobScratch:
     def files(self, round_: int, rank: int) -> RankFiles:
         """What a rank and its agent hand each other."""
         name = f"round-{round_}-rank-{rank}"
-        return RankFiles(self.orders / name, self.short / self.orders.name / f"{name}.fr")
+        return RankFiles.at(self.orders / name, self.short / self.orders.name / f"{name}.fr")
 
 
 @dataclass(frozen=True)
 class RankFiles:
-    """What a rank and its agent hand each other, in one directory.
+    """What a rank and its agent hand each other.
 
     Attributes:
-        base: what all names begin with.
+        page: the memory that the rank shares with its agent, where it says how it ended.
+        result: where rank 0 leaves its outputs.
+        types: where rank 0 leaves the types of its outputs, as they were declared.
+        decks: where the rank leaves its decks.
+        profile: where the rank leaves what torch's profiler saw, if it is looked into.
+        stacks: where the rank writes the stacks of its threads when it is asked to.
         records: the socket at which torch tells of the rank's collectives.
     """
 
-    base: Path
+    page: Path
+    result: Path
+    types: Path
+    decks: Path
+    profile: Path
+    stacks: Path
     records: Path
 
-    @property
-    def page(self) -> Path:
-        """The memory that the rank shares with its agent, where it says how it ended."""
-        return self.base.with_suffix(".page")
-
-    @property
-    def result(self) -> Path:
-        """Where rank 0 leaves its outputs."""
-        return self.base.with_suffix(".result.pb")
-
-    @property
-    def types(self) -> Path:
-        """Where rank 0 leaves the types of its outputs, as they were declared."""
-        return self.base.with_suffix(".types.pb")
-
-    @property
-    def decks(self) -> Path:
-        """Where the rank leaves its decks."""
-        return self.base.with_suffix(".decks.json")
-
-    @property
-    def profile(self) -> Path:
-        """Where the rank leaves what torch's profiler saw, if it is looked into."""
-        return self.base.with_suffix(".profile")
-
-    @property
-    def stacks(self) -> Path:
-        """Where the rank writes the stacks of its threads when it is asked to."""
-        return self.base.with_suffix(".stacks")
+    @classmethod
+    def at(cls, base: Path, records: Path) -> RankFiles:
+        """All but the socket at one place, each with its name here behind what all names begin with."""
+        names = [field.name for field in fields(cls) if field.name != "records"]
+        return cls(*(base.with_suffix(f".{name}") for name in names), records)
 
 
 def cache_variables(parent: Path, shared: Collection[str]) -> dict[str, str]:

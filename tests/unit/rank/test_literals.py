@@ -64,7 +64,7 @@ def test_inputs_arrive_with_their_python_types(tmp_path: Path) -> None:
 
 def outputs_of(of: Any, returned: Any, path: Path) -> LiteralMap:
     with task_context.entered(task_context.take(), path.parent):
-        files = RankFiles(path.with_suffix(""), path)
+        files = RankFiles.at(path.with_suffix(""), path)
         moved.write_outputs(of, {}, returned, files, Transfers())
     assert moved.read_types(files.types).keys() == of.interface.outputs.keys()
     return moved.read_literals(files.result)
@@ -157,7 +157,7 @@ def test_decks_of_the_rank_are_left_for_the_agent(tmp_path: Path) -> None:
 
     with task_context.entered(task_context.take(), tmp_path):
         Deck("loss", "<b>0.1</b>")
-        files = RankFiles(tmp_path / "0", tmp_path)
+        files = RankFiles.at(tmp_path / "0", tmp_path)
         moved.write_outputs(drawing, {}, 1, files, Transfers())
     assert {"name": "loss", "html": "<b>0.1</b>"} in moved.read_decks(files.decks)
 
@@ -176,7 +176,7 @@ def test_a_deck_that_cannot_be_made_costs_no_outputs(tmp_path: Path, caplog: pyt
 
     with task_context.entered(task_context.take(), tmp_path):
         Deck("loss", "<b>0.1</b>")
-        files = RankFiles(tmp_path / "0", tmp_path)
+        files = RankFiles.at(tmp_path / "0", tmp_path)
         moved.write_outputs(drawing, {}, 1, files, Transfers())
     assert moved.read_literals(files.result).literals["o0"].scalar.primitive.integer == 1
     assert {"name": "loss", "html": "<b>0.1</b>"} in moved.read_decks(files.decks)

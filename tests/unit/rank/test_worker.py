@@ -44,7 +44,7 @@ def order(directory: Path, /, **environment: str) -> RankOrder:
     return RankOrder(
         context=rank_at(directory / "rank-5", **SIXTH, node_dir=directory / "node"),
         environment=environment,
-        files=RankFiles(directory / "5", directory / "5.fr"),
+        files=RankFiles.at(directory / "5", directory / "5.fr"),
         log=directory / "5.log",
         ran_before=False,
     )

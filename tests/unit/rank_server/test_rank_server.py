@@ -51,7 +51,7 @@ def order(directory: Path, name: str) -> RankOrder:
     return RankOrder(
         context=rank_at(directory),
         environment={**os.environ, "PYTHONPATH": str(ROOT)},
-        files=RankFiles(directory / name, directory / f"{name}.fr"),
+        files=RankFiles.at(directory / name, directory / f"{name}.fr"),
         log=directory / f"{name}.log",
         ran_before=False,
     )
