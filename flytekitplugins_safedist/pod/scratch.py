@@ -67,8 +67,7 @@ def place_for_code(asked: Path, own: ExitStack) -> Path:
 
 
 def _private(parent: Path, own: ExitStack) -> Path:
-    from .staging import Private
-    from .staging.disk import disk_failed
+    from .staging.place import Private, disk_failed
 
     try:
         return own.enter_context(closing(Private(parent))).path

@@ -29,11 +29,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
-from ...errors import PathBlockedError, SafedistError, StagingError
+from ...errors import FsError, NoSpaceError, PathBlockedError, SafedistError, StagingError
 from ...fs.atomic import discard
-from ...fs.oserrors import mount_of, mount_points
+from ...fs.oserrors import explain, mount_of, mount_points, nearest_dir
 from . import points
-from .disk import disk_failed
 
 _MEANWHILE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
 """What a rename says where another process has changed what was looked at."""
@@ -334,3 +333,35 @@ def _blocked(path: str, what: str) -> PathBlockedError:
         where={"path": path},
         hint="remove it from the image, or use another --dest-dir",
     )
+
+
+# --- what went wrong on a disk, in facts, and what to do about it -----------------------------------------------------
+def disk_failed(error: OSError | FsError, place: Path, doing: str, needed: str = "") -> StagingError:
+    """The one error for a file system that would not take the code.
+
+    Args:
+        error: what it said.
+        place: where, if the error does not say.
+        doing: what was to be done there.
+        needed: how much room, where that may be missing.
+    """
+    if isinstance(error, FsError):
+        told = error
+    else:
+        place = Path(os.fsdecode(error.filename2 or error.filename or place))
+        told = explain(error, place, doing)
+    is_full = isinstance(told, NoSpaceError)
+    return StagingError(
+        f"{told.what[:1].upper()}{told.what[1:]}",
+        where=told.where,
+        seen=f"{told.seen}, {_free(place)}" if is_full else told.seen,
+        expected=needed if is_full and needed else None,
+        hint=f"{told.hint} (--dest-dir names the directory for the code)",
+    )
+
+
+def _free(place: Path) -> str:
+    standing = place if place.is_dir() else nearest_dir(place)
+    space = os.statvfs(standing)
+    files = f" and {space.f_favail} files" if space.f_files else ""
+    return f"{space.f_bavail * space.f_frsize} bytes{files} free in {standing}"

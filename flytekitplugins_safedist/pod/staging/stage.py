@@ -18,9 +18,8 @@ from ...fs import ensure_dir
 from ...store.patience import Patience
 from ...texts import public
 from . import points
-from .disk import disk_failed
 from .fetch import Download, Source
-from .place import Placing, Private, one_at_a_time
+from .place import Placing, Private, disk_failed, one_at_a_time
 from .unpack import GZIP_MAGIC, Arriving, Options, Stream, Unpacking
 
 PICKLE_NAME = "pkl.gz"
