@@ -136,10 +136,7 @@ class Stream:
         Raises:
             ArchiveError: as :meth:`read`; or there are less.
         """
-        data = self.read(size)
-        if len(data) != size:
-            data += b"".join(self.pieces(size - len(data)))
-        return data
+        return b"".join(self.pieces(size))
 
     def pieces(self, size: int) -> Iterator[bytes]:
         """So many bytes, in pieces.
