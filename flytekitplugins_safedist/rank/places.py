@@ -134,8 +134,8 @@ class RankFiles:
     @classmethod
     def at(cls, base: Path, records: Path) -> RankFiles:
         """All but the socket at one place, each with its name here behind what all names begin with."""
-        names = [field.name for field in fields(cls) if field.name != "records"]
-        return cls(*(base.with_suffix(f".{name}") for name in names), records)
+        own = {field.name: base.with_suffix(f".{field.name}") for field in fields(cls)}
+        return cls(**{**own, "records": records})
 
 
 def cache_variables(parent: Path, shared: Collection[str]) -> dict[str, str]:
