@@ -30,7 +30,7 @@ from typing import IO, TYPE_CHECKING, Any
 from ..errors import PayloadError
 from ..fs.atomic import discard
 from ..store.patience import in_thread
-from ..store.transfers import LONGEST_SECONDS, Transfer, Transfers
+from ..store.transfers import Transfer, Transfers
 from ..texts import human, public
 
 if TYPE_CHECKING:
@@ -130,9 +130,7 @@ class RankTransfers(Transfers):
         inputs: see there.
     """
 
-    def __init__(
-        self, seconds: float = LONGEST_SECONDS, *, tells: bool = True, inputs: SharedInputs | None = None
-    ) -> None:
+    def __init__(self, seconds: float, *, tells: bool, inputs: SharedInputs | None) -> None:
         super().__init__(seconds, tells=tells)
         self.inputs = inputs
 

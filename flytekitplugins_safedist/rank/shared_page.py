@@ -71,8 +71,8 @@ ANSWER_SECONDS = 120.0
 """How long a rank stands still for an answer. The agents need milliseconds; where one is lost, its heartbeat or its
 store ends the round, and the ranks with it."""
 
-_LOOK, _LOOK_STILL = 0.001, 0.05
-"""Seconds between two looks of a rank that waits for an answer, or for its end."""
+_LOOK = 0.001
+"""Seconds between two looks of a rank that waits for an answer."""
 
 
 def make(path: Path) -> AgentPage:
@@ -148,12 +148,12 @@ class _Page:
 
 
 class _Told(Generic[T]):
-    """What the rank tells by one word, as an attribute of the agent's end."""
+    """What one word tells, as an attribute of the end that reads it."""
 
     def __init__(self, word: int, meaning: Callable[[int], T]) -> None:
         self._word, self._meaning = word, meaning
 
-    def __get__(self, page: AgentPage, _: object) -> T:
+    def __get__(self, page: _Page, _: object) -> T:
         return self._meaning(page._words[self._word])
 
 
@@ -166,7 +166,8 @@ class AgentPage(_Page):
         wants_fresh: whether the rank has found that it must not be forked.
         asked: how often the rank has asked for a save.
         left: whether the rank has come back from the task's function, and has left what it returned.
-        debugged: grows when a person begins to be asked in the rank's debugger, and when that ends.
+        debugs: whether a person is asked in the rank's debugger: no deadline of the agent's counts then.
+        debugged: grows when a person begins to be asked there, and when that ends.
         runs_script: whether the rank runs a script, whose end with status 0 is its success, however it comes to that.
         steps_to_come: how many steps the rank will have ended in all, as it says; 0 where it does not.
     """
@@ -176,6 +177,7 @@ class AgentPage(_Page):
     wants_fresh = _Told(_FRESH, bool)
     asked = _Told(_ASKED, int)
     left = _Told(_LEFT, bool)
+    debugs = _Told(_DEBUGS, lambda changes: bool(changes & 1))
     debugged = _Told(_DEBUGS, int)
     runs_script = _Told(_SCRIPT, bool)
     steps_to_come = _Told(_OF, int)
@@ -221,11 +223,6 @@ class AgentPage(_Page):
         return bool(self._words[_LISTENS]) and not self._words[_LEFT]
 
     @property
-    def debugs(self) -> bool:
-        """Whether a person is asked in the rank's debugger: no deadline of the agent's counts then."""
-        return bool(self.debugged & 1)
-
-    @property
     def waits(self) -> tuple[int, int, str]:
         """How many of Horovod's collectives the rank has begun to wait for, how many of these have ended, and what
         the latest is about; parts of two, where another begins meanwhile."""
@@ -259,7 +256,15 @@ class AgentPage(_Page):
 
 
 class RankPage(_Page):
-    """The rank's end. Steps are numbers from 0 that only grow; several threads may look, one takes steps."""
+    """The rank's end. Steps are numbers from 0 that only grow; several threads may look, one takes steps.
+
+    Attributes:
+        preemption_seconds: ``Timeouts.preemption``: how long a node that is told to stop stays for its ranks to save.
+        may_end_anywhere: whether the rank's task has no outputs, so that nothing is missing where its script ends the
+            process.
+    """
+
+    preemption_seconds = _Told(_STAYS, lambda milliseconds: milliseconds / 1000)
 
     def __init__(self, file: int) -> None:
         super().__init__(file)
@@ -268,7 +273,6 @@ class RankPage(_Page):
         self._urgent = self._forced = False
         self._counting = threading.RLock()  # a signal's handler may save, too
         self.may_end_anywhere = False
-        """Whether the rank's task has no outputs, so that nothing is missing where its script ends the process."""
 
     @property
     def preempted(self) -> bool:
@@ -276,11 +280,6 @@ class RankPage(_Page):
         words = self._words
         words[_LISTENS] = 1
         return words[_PREEMPTED] == 1
-
-    @property
-    def preemption_seconds(self) -> float:
-        """``Timeouts.preemption``: how long a node that is told to stop stays for its ranks to save."""
-        return self._words[_STAYS] / 1000
 
     @property
     def step(self) -> int:
@@ -408,9 +407,7 @@ class RankPage(_Page):
 
         Bounded, for the case that the node which was told to stop is kept after all.
         """
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < deadline:
-            time.sleep(_LOOK_STILL)
+        time.sleep(ANSWER_SECONDS)
 
     def _hear(self, call: int) -> None:
         """Stand still until the call is answered; then know the step."""
