@@ -82,10 +82,8 @@ def _execute(
     verdicts = verdict.Verdicts(LONGEST_SECONDS if registered is None else patience_of(registered.timeouts.upload))
     job, given, resolver = None, command, resolver_of(command)
     if registered is not None and server is not None and resolver is not None:
-        from .job_task import JobTask
-
         source = source_by(*resolver, mapped=function == "map_execute_task_cmd")
-        job, given = partial(JobTask, source, registered, server), without_users_resolver(command)
+        job, given = partial(_job_task, source, registered, server), without_users_resolver(command)
     flytekit_inside.adapt_entrypoint(
         access=verdicts.access(),
         traceback=cause_first,
@@ -120,6 +118,13 @@ def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], 
         return encodable(text)  # of a file whose name is no UTF-8, say: protobuf would refuse it, and the error be lost
 
     return told
+
+
+def _job_task(*given: Any) -> Any:
+    """What flytekit runs for a task that is a job. Imported when the task is loaded: what that raises is uploaded."""
+    from .job_task import JobTask
+
+    return JobTask(*given)
 
 
 def _around(
