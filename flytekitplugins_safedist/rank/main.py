@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -254,9 +254,8 @@ class RankProcess:
     def _inputs(self, entity: Any, ctx: Any, transfers: RankTransfers) -> dict[str, Any]:
         from . import literals, task_context
 
-        if transfers.inputs is None:
-            return literals.native_inputs(self._job.inputs, entity, ctx)
-        with task_context.downloading_to(transfers.inputs.sandbox, ctx) as inside:
+        shared = transfers.inputs
+        with nullcontext(ctx) if shared is None else task_context.downloading_to(shared.sandbox, ctx) as inside:
             return literals.native_inputs(self._job.inputs, entity, inside)
 
     def _work(self, entity: Any, ctx: Any, transfers: RankTransfers) -> None:
