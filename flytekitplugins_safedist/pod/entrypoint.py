@@ -119,30 +119,28 @@ def _run(arguments: list[str], launched: Launched | LaunchError | None) -> int:
         invocation = parse(arguments)
         stopping.reckon_with(grace_pinned(os.environ))
         scratch.have_temporary_files(own)
-        if is_flytekits(invocation.command):
+        is_a_task = is_flytekits(invocation.command)
+        if is_a_task:
             life.begin(os.environ)
         registered = trouble = None
         try:
             registered = Registered.from_env(os.environ)
-            _tell(server, registered if is_flytekits(invocation.command) else None)
+            _tell(server, registered if is_a_task else None)
             if registered is not None:
                 stopping.leave_within(registered.timeouts.exit)
             if invocation.distribution is not None:
                 _bring_code(invocation.distribution, invocation.dest, registered, own)
         except SafedistError as error:
-            if stopping.stop_requested():  # what unwinding looked like to somebody
+            if stopping.stop_requested() or not is_a_task:  # what unwinding looked like to somebody; or its end
                 raise
             trouble = error
-            if is_flytekits(invocation.command):
-                logger.error(f"{type(error).__name__}: {error}")
+            logger.error(f"{type(error).__name__}: {error}")
         command = command_line(invocation)
-        if is_flytekits(command):
-            from .task_command import execute_and_leave  # and fsspec, for which nobody waits before
+        if not is_a_task:
+            return other_command.run(command)
+        from .task_command import execute_and_leave  # and fsspec, for which nobody waits before
 
-            return execute_and_leave(command, registered, server, trouble)
-        if trouble is not None:
-            raise trouble
-        return other_command.run(command)
+        return execute_and_leave(command, registered, server, trouble)
 
 
 def _tell(server: RankServer | None, registered: Registered | None) -> None:

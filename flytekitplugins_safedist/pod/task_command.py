@@ -23,7 +23,7 @@ from ..store.patience import Patience, Request, in_thread
 from ..store.transfers import LONGEST_SECONDS, patience_of
 from ..texts import encodable, public
 from . import verdict
-from .command_line import program_of, resolver_of, without_users_resolver
+from .command_line import FUNCTIONS, program_of, resolver_of, without_users_resolver
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from .verdict import Verdicts
 
 logger = logging.getLogger(__name__)
-
-_FUNCTIONS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map_execute_task_cmd"}
-"""The click commands of flytekit.bin.entrypoint."""
 
 
 def execute_and_leave(
@@ -78,7 +75,7 @@ def _execute(
             "%s is not followed: a pod whose verdict is uploaded exits 0, and only then is it read",
             envvars.FLYTE_FAIL_ON_ERROR,
         )
-    sys.argv, function = list(command), _FUNCTIONS[program_of(command)]
+    sys.argv, function = list(command), FUNCTIONS[program_of(command)]
     verdicts = verdict.Verdicts(LONGEST_SECONDS if registered is None else patience_of(registered.timeouts.upload))
     job, given, resolver = None, command, resolver_of(command)
     if registered is not None and server is not None and resolver is not None:
