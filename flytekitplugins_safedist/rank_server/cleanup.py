@@ -28,7 +28,7 @@ def adopt_orphans() -> None:
 
 def children() -> list[int]:
     """Process ids of this process's children, zombies included."""
-    return [pid for pid in _processes() if stat(pid)[1] == os.getpid()]
+    return [pid for pid in _processes() if state_and_parent(pid)[1] == os.getpid()]
 
 
 def _processes() -> list[int]:
@@ -37,18 +37,18 @@ def _processes() -> list[int]:
 
 def thaw(pid: int) -> None:
     """Let a process, and those of its group, go on that somebody has stopped (SIGSTOP)."""
-    if stat(pid)[0] == "T":
+    if state_and_parent(pid)[0] == "T":
         send_signal(pid, signal.SIGCONT, whole_group=True)
 
 
-def stat(pid: int) -> tuple[str, int, int]:
-    """One letter, as proc(5) has it, the parent's process id and the group's; ("", 0, 0) of a process that is gone."""
+def state_and_parent(pid: int) -> tuple[str, int]:
+    """One letter, as proc(5) has it, and the parent's process id; ("", 0) of a process that is gone."""
     try:
         # The name, in parentheses, may hold any bytes, spaces and parentheses included.
-        state, parent, group = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[:3]
+        state, parent = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[:2]
     except OSError:  # it ended meanwhile
-        return "", 0, 0
-    return state.decode(), int(parent), int(group)
+        return "", 0
+    return state.decode(), int(parent)
 
 
 def catches(pid: int, number: int) -> bool:
@@ -82,7 +82,12 @@ def end_group(pid: int) -> None:
 
 
 def _group_of(leader: int) -> list[int]:
-    return [pid for pid in _processes() if stat(pid)[2] == leader]
+    found = []
+    for pid in _processes():
+        with contextlib.suppress(OSError):
+            if os.getpgid(pid) == leader:
+                found.append(pid)
+    return found
 
 
 def _cleans_up(pid: int) -> bool:

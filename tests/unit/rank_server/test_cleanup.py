@@ -31,7 +31,7 @@ def test_a_process_may_have_a_name_that_is_no_text() -> None:
         while True:
             signal.pause()
     assert os.read(read, 5) == b"named"
-    assert cleanup.stat(child)[1] == os.getpid()
+    assert cleanup.state_and_parent(child)[1] == os.getpid()
     assert not cleanup.catches(child, signal.SIGUSR2)
     cleanup.end_descendants(spare=spare, patience=10)
     assert not alive(child)
