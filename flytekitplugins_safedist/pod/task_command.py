@@ -125,10 +125,7 @@ def _job_task(*given: Any) -> Any:
 
 
 def _around(
-    dispatch: Callable[..., None],
-    verdicts: Verdicts,
-    trouble: SafedistError | None,
-    job: Callable[[Any], Any] | None,
+    dispatch: Callable[..., None], verdicts: Verdicts, trouble: SafedistError | None, job: Callable[[Any], Any] | None
 ) -> Callable[..., None]:
     """flytekit's ``_dispatch_execute``; SIGTERM ends the process at once while a task is loaded, and unwinds the task
     itself. Where something else than the task has ended the attempt, that is what is uploaded.

@@ -22,7 +22,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -59,9 +59,7 @@ class SharedInputs:
         sandbox: what is to be downloaded to a place below this is an input.
     """
 
-    def __init__(
-        self, directory: Path, own: Path, waiting: Callable[[], AbstractContextManager[object]] = nullcontext
-    ) -> None:
+    def __init__(self, directory: Path, own: Path, waiting: Callable[[], AbstractContextManager[object]]) -> None:
         self.sandbox = own / "inputs"
         self._directory, self._own, self._waiting = directory, own, waiting
 

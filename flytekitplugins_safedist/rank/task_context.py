@@ -76,11 +76,7 @@ def uploaded_to(prefix: str, access: FileAccessProvider) -> bool:
 
 @contextlib.contextmanager
 def entered(
-    snapshot: FlyteSnapshot,
-    sandbox: Path,
-    access: type[FileAccessProvider] | None = None,
-    *,
-    restarted: bool = False,
+    snapshot: FlyteSnapshot, sandbox: Path, access: type[FileAccessProvider] | None = None, *, restarted: bool = False
 ) -> Iterator[FlyteContext]:
     """Make ``snapshot`` the current Flyte context of this process.
 
