@@ -59,7 +59,7 @@ class Imported:
     failed: dict[str, str]
 
 
-class RankServer:
+class RankServer(contextlib.AbstractContextManager["RankServer"]):
     """A running rank server.
 
     Use as a context manager: leaving it ends the server, every rank, and all their descendants.
@@ -76,9 +76,6 @@ class RankServer:
         self._imported = Imported("start_method='spawn'", (), {})
         self._exit_code: int | None = None
         self._looked_at = 0.0
-
-    def __enter__(self) -> RankServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
