@@ -21,7 +21,7 @@ from flytekit import FlyteContext, FlyteContextManager
 from flytekit.core.context_manager import ExecutionState
 from flytekit.core.type_engine import TypeEngine
 from flytekit.deck.deck import TimeLineDeck
-from flytekit.models.interface import Variable
+from flytekit.models.interface import VariableMap
 from flytekit.models.literals import Literal, LiteralCollection, LiteralMap, Scalar, Union
 from flytekit.models.types import Error
 
@@ -160,14 +160,12 @@ def write_nothing(files: RankFiles) -> None:
 
 
 def _write_types(outputs: Mapping[str, Any], path: Path) -> None:
-    variables = {name: variable.to_flyte_idl() for name, variable in outputs.items()}
-    path.write_bytes(interface_pb2.VariableMap(variables=variables).SerializeToString())
+    path.write_bytes(VariableMap(outputs).to_flyte_idl().SerializeToString())
 
 
 def read_types(path: Path) -> dict[str, Any]:
     """The variables that the task declares as its outputs, by name."""
-    message = interface_pb2.VariableMap.FromString(path.read_bytes())
-    return {name: Variable.from_flyte_idl(variable) for name, variable in message.variables.items()}
+    return dict(VariableMap.from_flyte_idl(interface_pb2.VariableMap.FromString(path.read_bytes())).variables)
 
 
 def leave_decks(ctx: FlyteContext, path: Path) -> None:
