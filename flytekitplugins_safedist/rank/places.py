@@ -22,7 +22,7 @@ all the same, through another to the job's directory, in /tmp.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ..config.caches import CACHES
@@ -60,35 +60,27 @@ class JobScratch:
     Attributes:
         path: of the directory.
         short: the same, or a link to it where paths below it are too long for sockets.
+        orders: in it: the task's inputs, and what ranks hand back to the agent.
+        node: what all ranks share, in every round.
+        inputs: what ranks have downloaded of the task's inputs (:mod:`.shared_inputs`).
+        logs: one file per round and rank.
     """
 
     path: Path
     short: Path
+    orders: Path = field(init=False)
+    node: Path = field(init=False)
+    inputs: Path = field(init=False)
+    logs: Path = field(init=False)
 
-    @property
-    def orders(self) -> Path:
-        """The task's inputs, and what ranks hand back to the agent."""
-        return self.path / "orders"
-
-    @property
-    def node(self) -> Path:
-        """What all ranks share, in every round."""
-        return self.path / "node"
-
-    @property
-    def inputs(self) -> Path:
-        """What ranks have downloaded of the task's inputs (:mod:`.shared_inputs`)."""
-        return self.path / "inputs"
+    def __post_init__(self) -> None:
+        for name in ("orders", "node", "inputs", "logs"):
+            object.__setattr__(self, name, self.path / name)
 
     @property
     def preload(self) -> Path:
         """Parent of the compile caches of what is imported for all ranks."""
         return self.path / "cache" / "preload"
-
-    @property
-    def logs(self) -> Path:
-        """One file per round and rank."""
-        return self.path / "logs"
 
     def rank(self, round_: int, rank: int) -> RankScratch:
         """The directories of a rank."""
@@ -134,7 +126,7 @@ class RankFiles:
     @classmethod
     def at(cls, base: Path, records: Path) -> RankFiles:
         """All but the socket at one place, each with its name here behind what all names begin with."""
-        own = {field.name: base.with_suffix(f".{field.name}") for field in fields(cls)}
+        own = {each.name: base.with_suffix(f".{each.name}") for each in fields(cls)}
         return cls(**{**own, "records": records})
 
 
