@@ -29,7 +29,7 @@ from ..rank import task_context
 from ..store.errors import one_line
 from ..store.patience import Patience, Request, in_thread
 from ..store.put_new import NoConditionError, path_of, put_new
-from ..store.transfers import LONGEST_SECONDS, Transfers
+from ..store.transfers import Transfers
 from ..texts import encodable
 
 if TYPE_CHECKING:
@@ -148,10 +148,8 @@ class Verdicts(Transfers):
         is_shared: whether other pods of the job may upload one, too.
     """
 
-    def __init__(self, seconds: float = LONGEST_SECONDS) -> None:
-        super().__init__(seconds)
-        self.prefix: str | None = None
-        self.is_shared = False
+    prefix: str | None = None
+    is_shared = False
 
     async def upload(
         self, access: FileAccessProvider, path: str, to: str, once: Callable[[str, Callback], Awaitable[Any]]
