@@ -230,10 +230,11 @@ class RankProcess:
         from ..store.transfers import patience_of  # and fsspec, which a rank server need not have
         from .shared_inputs import RankTransfers, SharedInputs
 
-        job, me, inputs = self._job, self._order.context, None
+        job, me = self._job, self._order.context
+        transfers = RankTransfers(patience_of(job.upload_timeout), tells=me.local_rank == 0)
         if job.shared_inputs is not None and me.local_world_size > 1:
-            inputs = SharedInputs(job.shared_inputs, me.scratch / "flyte", self._page.fetched_for)
-        return RankTransfers(patience_of(job.upload_timeout), tells=me.local_rank == 0, inputs=inputs)
+            transfers.inputs = SharedInputs(job.shared_inputs, me.scratch / "flyte", self._page.fetched_for)
+        return transfers
 
     def _imported(self, transfers: RankTransfers, held: ExitStack) -> tuple[Any, Any]:
         """The task, and flytekit's context, which *held* leaves."""

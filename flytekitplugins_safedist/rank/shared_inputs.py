@@ -122,15 +122,12 @@ class RankTransfers(Transfers):
 
     Args:
         seconds, tells: as of all.
-        inputs: what the ranks of the node share; None: each downloads for itself.
 
     Attributes:
-        inputs: see there.
+        inputs: what the ranks of the node share; None: each downloads for itself.
     """
 
-    def __init__(self, seconds: float, *, tells: bool, inputs: SharedInputs | None) -> None:
-        super().__init__(seconds, tells=tells)
-        self.inputs = inputs
+    inputs: SharedInputs | None = None
 
     async def download(
         self, address: str, to: str, once: Callable[[str, Callback], Awaitable[Any]], *, is_directory: bool
