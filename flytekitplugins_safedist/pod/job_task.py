@@ -7,13 +7,14 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from flytekit import FlyteContext
 from flytekit.core.utils import timeit
 from flytekit.deck import Deck, DeckField
 from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.models.interface import TypedInterface
+from flytekit.models.literals import LiteralMap
 
 from .. import lastwords, stopping
 from ..agent import run
@@ -28,9 +29,6 @@ from ..rank_server.client import RankServer
 from ..record import run_page
 from ..store.errors import one_line
 from .verdict import Decided
-
-if TYPE_CHECKING:
-    from flytekit.models.literals import LiteralMap
 
 logger = logging.getLogger(__name__)
 

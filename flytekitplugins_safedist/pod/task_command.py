@@ -10,7 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flytekit.core.data_persistence import FileAccessProvider
 
 from .. import envvars, lastwords, stopping, topology
 from ..compat import flytekit as flytekit_inside
@@ -18,18 +20,14 @@ from ..config.registered import Registered
 from ..errors import JobInterruptedError, RankFailedError, SafedistError, StorageError, TopologyError
 from ..failures import decisive
 from ..rank.task import source_by
+from ..rank_server.client import RankServer
 from ..store.errors import one_line
 from ..store.patience import Patience, Request, in_thread
 from ..store.transfers import LONGEST_SECONDS, patience_of
 from ..texts import encodable, public
 from . import verdict
 from .command_line import FUNCTIONS, program_of, resolver_of, without_users_resolver
-
-if TYPE_CHECKING:
-    from flytekit.core.data_persistence import FileAccessProvider
-
-    from ..rank_server.client import RankServer
-    from .verdict import Verdicts
+from .verdict import Verdicts
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +74,7 @@ def _execute(
             envvars.FLYTE_FAIL_ON_ERROR,
         )
     sys.argv, function = list(command), FUNCTIONS[program_of(command)]
-    verdicts = verdict.Verdicts(LONGEST_SECONDS if registered is None else patience_of(registered.timeouts.upload))
+    verdicts = Verdicts(LONGEST_SECONDS if registered is None else patience_of(registered.timeouts.upload))
     job, given, resolver = None, command, resolver_of(command)
     if registered is not None and server is not None and resolver is not None:
         source = source_by(*resolver, mapped=function == "map_execute_task_cmd")

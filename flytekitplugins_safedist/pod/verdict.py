@@ -15,10 +15,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flyteidl.core import errors_pb2, execution_pb2, literals_pb2
 from flytekit.core.constants import ERROR_FILE_NAME, FUTURES_FILE_NAME, OUTPUT_FILE_NAME
+from flytekit.core.data_persistence import FileAccessProvider
+from fsspec.callbacks import Callback
 
 from .. import lastwords, stopping
 from ..agent.verdict import Kind, Origin, Verdict
@@ -31,10 +33,6 @@ from ..store.patience import Patience, Request, in_thread
 from ..store.put_new import NoConditionError, path_of, put_new
 from ..store.transfers import Transfers
 from ..texts import encodable
-
-if TYPE_CHECKING:
-    from flytekit.core.data_persistence import FileAccessProvider
-    from fsspec.callbacks import Callback
 
 logger = logging.getLogger(__name__)
 

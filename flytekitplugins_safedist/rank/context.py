@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import NotInTaskError
 from ..fs.identity import Identity
 from ..handoff import Slot
 from ..record.writer import RECORDER
-
-if TYPE_CHECKING:
-    from .shared_page import RankPage
+from .shared_page import RankPage
 
 _RANK: Slot[RankContext] = Slot()
 """Who this process is, and"""

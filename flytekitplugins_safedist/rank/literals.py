@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flyteidl.core import interface_pb2, literals_pb2
 from flytekit import FlyteContext, FlyteContextManager
@@ -27,12 +27,10 @@ from flytekit.models.types import Error
 
 from ..compat import flytekit as flytekit_inside
 from ..errors import PayloadError
+from ..store.transfers import Transfers
 from ..texts import named
 from .places import RankFiles
 from .task import task_of
-
-if TYPE_CHECKING:
-    from ..store.transfers import Transfers
 
 logger = logging.getLogger(__name__)
 

@@ -25,16 +25,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+from fsspec.callbacks import Callback
 
 from ..errors import PayloadError
 from ..fs.atomic import discard
 from ..store.patience import in_thread
 from ..store.transfers import Transfer, Transfers
 from ..texts import human, public
-
-if TYPE_CHECKING:
-    from fsspec.callbacks import Callback
 
 logger = logging.getLogger(__name__)
 
