@@ -31,7 +31,6 @@ from ..fs import identity
 from ..hangs.evidence import Evidence
 from ..record.profile import StepProfile
 from ..record.writer import RECORDER, Recorder
-from ..texts import encodable
 from . import context, debugger, recording, replicas, shared_page, task, users_code
 from .backends.horovod import refuse_unknown_host
 from .backends.torch import prepare_store
@@ -183,7 +182,7 @@ class RankProcess:
         return outcome
 
     def _fail(self, error: BaseException) -> None:
-        shown = encodable(recording.shown(error))
+        shown = recording.shown(error)
         self._recorder.close(failed=True)
         raised = recording.record(error, shown, world_size=self._order.context.world_size)
         left = self.end(Status.RAISED, raised, self._page.step).raised
