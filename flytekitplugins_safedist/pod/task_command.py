@@ -15,6 +15,8 @@ from typing import Any
 from flytekit.core.data_persistence import FileAccessProvider
 
 from .. import envvars, lastwords, stopping, topology
+from ..agent import arrival, ending, life
+from ..agent.policy import DECIDED
 from ..compat import flytekit as flytekit_inside
 from ..config.registered import Registered
 from ..errors import JobInterruptedError, RankFailedError, SafedistError, StorageError, TopologyError
@@ -46,8 +48,6 @@ def execute_and_leave(
     Returns:
         The exit code.
     """
-    from ..agent import ending, life
-
     uploaded = False
     try:
         code = _execute(command, registered, server, trouble)
@@ -189,9 +189,6 @@ def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError |
         SystemExit: there is nothing to do, or another node has uploaded it (code 0); or nobody has, and this pod is to
             be started again.
     """
-    from ..agent import arrival, ending
-    from ..agent.policy import DECIDED
-
     said: list[str] = []
 
     def is_over() -> bool:
