@@ -21,6 +21,7 @@ from ..compat import flytekit as flytekit_inside
 from ..config.registered import Registered
 from ..errors import JobInterruptedError, RankFailedError, SafedistError, StorageError, TopologyError
 from ..failures import decisive
+from ..rank.order import TaskSource
 from ..rank.task import source_by
 from ..rank_server.client import RankServer
 from ..store.errors import one_line
@@ -115,11 +116,11 @@ def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], 
     return told
 
 
-def _job_task(*given: Any) -> Any:
+def _job_task(source: TaskSource, registered: Registered, server: RankServer, ctx: Any) -> Any:
     """What flytekit runs for a task that is a job. Imported when the task is loaded: what that raises is uploaded."""
     from .job_task import JobTask
 
-    return JobTask(*given)
+    return JobTask(source, registered, server, ctx)
 
 
 def _around(
