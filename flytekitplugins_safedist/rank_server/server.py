@@ -67,7 +67,7 @@ class ForkServer:
         self.ranks: set[int] = set()
         self.guarded: list[Path] = []
         self.helpers: frozenset[int] = frozenset()  # what libraries started as they were imported: every round's
-        self.wake_read, self.wake_write = os.pipe()
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.agents_end = _descriptor_of(agent)
         self.ends_at = math.inf
         self.guards_replicas = False
@@ -75,15 +75,15 @@ class ForkServer:
     def run(self) -> None:
         """Answer requests and report ends of ranks, until the agent is gone; then leave nothing behind."""
         try:
-            self._serve()
-        except ConnectionError:
-            return  # the agent is gone
+            with contextlib.suppress(ConnectionError):  # the agent is gone
+                self._serve()
         finally:
-            self.clean_up()
+            signal.set_wakeup_fd(-1)
+            self._end_ranks(spare=())
+            for path in self.guarded:
+                cleanup.remove(path)
 
     def _serve(self) -> None:
-        os.set_blocking(self.wake_read, False)
-        os.set_blocking(self.wake_write, False)
         # Of all signals the one that also wakes a process which SIGSTOP has frozen: it clears up after its agent, too.
         die_with_parent(signal.SIGCONT)
         self._listen_to_signals()
@@ -216,13 +216,6 @@ class ForkServer:
         if not self.ranks:
             # An orphan does not tell whose it was, and may serve a rank that still runs: it goes with the last rank.
             cleanup.end_descendants(spare=self.helpers, patience=_ORPHANS_SECONDS)
-
-    def clean_up(self) -> None:
-        """End all ranks and what they have started; remove what is guarded."""
-        signal.set_wakeup_fd(-1)
-        self._end_ranks(spare=())
-        for path in self.guarded:
-            cleanup.remove(path)
 
     def _end_ranks(self, *, spare: Collection[int]) -> None:
         for pid in self.ranks:
