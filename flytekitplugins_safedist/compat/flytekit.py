@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from string import Template
@@ -22,17 +21,6 @@ def knows_labels() -> bool:
     from flytekit.core.base_task import TaskMetadata
 
     return "labels" in TaskMetadata.__dataclass_fields__
-
-
-def draw_names_anew() -> None:
-    """In a process that was forked: let flytekit name what it uploads otherwise than this process's brothers do.
-
-    Its generator is none that Python seeds anew in a child: all ranks of a node, and their agent, would upload to the
-    same "random" addresses, one over the other.
-    """
-    names = sys.modules.get("flytekit.interfaces.random")
-    if names is not None:
-        lookup(names, "random", of="flytekit").seed()
 
 
 def no_warning_is_an_error() -> None:

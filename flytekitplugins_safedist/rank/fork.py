@@ -28,7 +28,6 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from .. import envvars
-from ..compat import flytekit as flytekit_inside
 from ..config.caches import CACHES
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -124,12 +123,12 @@ def _draw_anew() -> None:
         numpy.seed()  # type: ignore[attr-defined, unused-ignore]
     if torch is not None:
         torch.default_generator.seed()
-    flytekit_inside.draw_names_anew()
 
 
 class Draws:
     """The generators of random numbers that libraries have made as they were imported, and left to the system to seed.
-    Those that they have seeded are in every process as they are."""
+    flytekit's among them: with the same one all ranks of a node would upload to the same "random" addresses, one over
+    the other. Those that they have seeded are in every process as they are."""
 
     def __init__(self) -> None:
         self._of_python: dict[int, random.Random] = {}

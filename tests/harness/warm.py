@@ -29,7 +29,6 @@ from typing import Any, NoReturn
 
 from flytekitplugins_safedist import envvars, termination
 from flytekitplugins_safedist.agent import standby
-from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.pod import entrypoint
 from flytekitplugins_safedist.rank_server.launch import Launched
 from flytekitplugins_safedist.rank_server.libraries import Libraries
@@ -177,7 +176,7 @@ def _run_the_case(case: dict[str, Any]) -> NoReturn:
 def _call(case: dict[str, Any]) -> int:
     sys.path[:0] = case["path"]
     in_agent.adapt()
-    flytekit_inside.draw_names_anew()  # all cases of this process have one sandbox
+    sys.modules["flytekit.interfaces.random"].random.seed()  # all cases of this process have one sandbox
     if case["kind"] == "execute" and envvars.JOB not in os.environ:
         os.environ.update(_registered(case["registered"], json.loads(os.environ.pop("TEST_REGISTERED", "{}"))))
     launched = (
