@@ -21,6 +21,9 @@ from typing import IO, Any, Literal
 from ..errors import FsError
 from .oserrors import explain, retry_os_call
 
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""What link(2) says where there are no hard links, or not enough of them."""
+
 _BUFFER = 1 << 17  # larger writes go past it, without a copy
 
 
@@ -115,6 +118,22 @@ def aside(target: Path) -> Path:
     tail = f".safedist-{secrets.token_hex(12)}"
     stem = os.fsencode(target.name)[: 255 - len(tail) - 1].decode(errors="ignore")  # NAME_MAX, in bytes
     return target.parent / f".{stem}{tail}"
+
+
+def link_new(draft: Path, target: Path) -> bool:
+    """Give a file that is whole its name, where that is free; False where it is not. One try.
+
+    On a file system without hard links the last of two that come at once stays; it is whole there, too.
+    """
+    try:
+        os.link(draft, target)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        draft.replace(target)
+    return True
 
 
 def discard(place: Path) -> None:

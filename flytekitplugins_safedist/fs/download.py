@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -22,7 +21,7 @@ from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
 from ..failures import Outlook, outlook
 from ..jitter import jittered
 from ..texts import encodable
-from .atomic import aside, atomic_write, discard, from_here, fsync_dir, fsync_tree, made_aside
+from .atomic import aside, atomic_write, discard, from_here, fsync_dir, fsync_tree, link_new, made_aside
 from .collective import WORK_SECONDS, heed, once, plain, tell
 from .identity import timeout_s
 from .oserrors import host, mount_of, retry_os_call
@@ -194,20 +193,11 @@ def _claim(target: Path, uri: str) -> None:
     record = _record(target)
     draft = aside(record)
 
-    def link() -> None:
-        try:
-            record.hardlink_to(draft)
-        except FileExistsError:  # an earlier try's, whose reply was lost, too
-            refresh(record)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-                raise
-            draft.rename(record)  # no links there: the last decides
-
     with atomic_write(draft, "w", durable=False) as file:
         json.dump({"source": _name_of(uri), "address": _digest_of_address(uri)}, file)
     try:
-        retry_os_call(link, record, "record the source")
+        retry_os_call(lambda: link_new(draft, record), record, "record the source")
+        refresh(record)  # which may be another's, or an earlier try's, whose reply was lost
         _see_that_it_is_of(target, uri)
     finally:
         discard(draft)

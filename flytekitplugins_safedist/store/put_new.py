@@ -6,18 +6,13 @@ the last of two that come at once stays; it is whole there, too.
 
 from __future__ import annotations
 
-import errno
 import inspect
-import os
 from pathlib import Path
 from typing import Any
 
 from ..failures import names_of
-from ..fs.atomic import aside, atomic_write, fsync_dir
+from ..fs.atomic import aside, atomic_write, fsync_dir, link_new
 from .errors import one_line
-
-NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""What link(2) says where there are no hard links, or not enough of them."""
 
 _IS_THERE = {"PreconditionFailed", "412", "ConditionNotMet"}
 """S3, GCS and Azure say 412. S3's 409, ConditionalRequestConflict, says that nothing was put because of another
@@ -85,15 +80,9 @@ def _link_new(path: Path, data: bytes) -> bool:
     try:
         with atomic_write(draft) as file:
             file.write(data)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            draft.replace(path)  # the last of two stays, but whole
+        is_new = link_new(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    fsync_dir(path.parent)
-    return True
+    if is_new:
+        fsync_dir(path.parent)
+    return is_new

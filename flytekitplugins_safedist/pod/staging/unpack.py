@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArchiveError
-from ...store.put_new import NO_LINKS
+from ...fs.atomic import NO_LINKS
 
 _Gunzip: Any = gzip.GzipFile
 _DAMAGE: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
