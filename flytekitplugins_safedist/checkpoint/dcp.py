@@ -80,18 +80,14 @@ def write(pieces: Sequence[Piece], store: Store, save: str, part: str) -> list[i
     store.make(save)  # another rank may have made it, and this node may not see that yet
     with store.part(f"{save}/{part}") as file:
         for piece in pieces:
-            at, kind = file.begin(), list[Any]()
+            at, kind = file.begin(), list[Any]((None, None, [], []))
+            torch.save(from_bytes(piece.data) if piece.size is None else piece.data, file)
+            for_tools = at, file.size - at
             if piece.size is None:
-                torch.save(from_bytes(piece.data), file)
-                for_tools = at, file.size - at
-                at, kind = file.begin(), [None, None, [], []]
+                at = file.begin()
                 file.write(piece.data)
             else:
-                torch.save(piece.data, file)
-                for_tools, kind = (
-                    (at, file.size - at),
-                    [piece.size, str(piece.data.dtype), piece.offsets, [*piece.data.shape]],
-                )
+                kind = [piece.size, str(piece.data.dtype), piece.offsets, [*piece.data.shape]]
             table.append([piece.path, *kind, at, file.size - at, file.crc, for_tools])
         at = file.begin()
         file.write(json.dumps(table).encode())
