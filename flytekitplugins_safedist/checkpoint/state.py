@@ -215,10 +215,8 @@ def _tree(name: str, state: Mapping[str, Any]) -> Any:
 def _check(state: Mapping[str, Any]) -> None:
     """Raise CheckpointError if something in it cannot be saved at all; names it."""
     if not isinstance(state, MutableMapping) or not all(isinstance(name, str) for name in state):
-        seen, expected = (
-            f"{type(state).__module__}.{type(state).__qualname__}",
-            '{"model": model, "optimizer": optimizer}',
-        )
+        seen = f"{type(state).__module__}.{type(state).__qualname__}"
+        expected = '{"model": model, "optimizer": optimizer}'
         raise CheckpointError("the state is not a dict by names", seen=seen, expected=expected)
     for name, value in state.items():
         if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(_inner(value)).__mro__):
@@ -313,9 +311,7 @@ def targets(state: Mapping[str, Any], heads: Mapping[str, str], items: Items) ->
             like = {(name, "state", *path): each for path, each in leaves(_model_tree(model))}
             states = [(path, item) for path, item in wanted.items() if len(path) > 3 and item["size"] is not None]
             is_odd = any(_is_sharded(item) and not _fits(like.get(path[:3]), item) for path, item in states)
-            if is_odd or (
-                _is_fsdp1(model) and states
-            ):  # a state as it will be, by a step: all of it is overwritten next
+            if is_odd or (states and _is_fsdp1(model)):  # a state as it will be, by a step, which is overwritten next
                 torchs.get_optimizer_state_dict(model, value)
         live = {} if isinstance(value, per_rank) else dict(leaves(_tree(name, state), (name,)))
         if _is_model(value):
@@ -453,17 +449,18 @@ def _contents(name: str, tree: Any, like: Mapping[str, Any]) -> dict[str, Any]:
             str(sorted(group["params"])): {**group, "params": (), "param_names": ()} for group in tree["param_groups"]
         }
         tree = {"state": tree["state"], "groups": dict(sorted(groups.items()))}
-    values = {flat(path): leaf for path, leaf in leaves(tree, (name,)) if "_extra_state" not in flat(path)}
+    values: dict[str, Any] = {
+        flat(path): leaf for path, leaf in leaves(tree, (name,)) if "_extra_state" not in flat(path)
+    }
     tensors = {key: leaf for key, leaf in values.items() if is_tensor(leaf)}
-    wanted = {key: like[key][0] for key in tensors if type(like.get(key)) is tuple}
+    kinds = {key: held[0] for key, held in like.items() if type(held) is tuple and held[0]}
     each_part = {
-        key: [part.to(*wanted[key]) if wanted.get(key) else part for _, part in parts(leaf)]
-        for key, leaf in tensors.items()
+        key: [part.to(*kinds.get(key, (part.dtype,))) for _, part in parts(leaf)] for key, leaf in tensors.items()
     }
     numbers = iter(marks([part for some in each_part.values() for part in some]))
-    kinds = {key: next(((part.device, part.dtype) for part in some), None) for key, some in each_part.items()}
-    contents = {key: (kinds[key], [next(numbers) for _ in some]) for key, some in each_part.items()}
-    return {key: contents.get(key, repr(leaf)) for key, leaf in values.items()}
+    for key, some in each_part.items():
+        values[key] = next(((part.device, part.dtype) for part in some), None), [next(numbers) for _ in some]
+    return {key: held if key in tensors else repr(held) for key, held in values.items()}
 
 
 def _load_model(model: torch.nn.Module, tree: Any) -> None:

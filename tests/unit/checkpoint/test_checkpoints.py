@@ -123,6 +123,12 @@ def test_a_second_run_goes_on_where_the_first_ended(place):
     ]
 
 
+def test_no_tensor_is_made_a_text_of_where_a_restore_compares(three, monkeypatch):
+    """Of each that would take a millisecond, and a wait for the GPU."""
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda _: pytest.fail("a tensor was made a text of"))
+    assert resumed(three) == (4, 3.0, 3)
+
+
 @pytest.mark.parametrize(
     ("file", "data", "said"),
     [("__0_0.distcp", None, "a part of a save"), (saves.MANIFEST, b"{", "a manifest cannot be read")],
