@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
@@ -24,7 +25,7 @@ from ..texts import encodable
 from .atomic import aside, atomic_write, discard, from_here, fsync_dir, fsync_tree, link_new, made_aside
 from .collective import WORK_SECONDS, heed, once, plain, tell
 from .identity import timeout_s
-from .oserrors import host, mount_of, retry_os_call
+from .oserrors import mount_of, retry_os_call
 from .paths import ensure_dir, is_link_to_nothing, refresh, wait_for
 from .store import Group, bounded, ranks
 
@@ -78,7 +79,7 @@ def download_once(
         ensure_dir(target.parent, timeout=left())
         if not _is_there(target, uri, sha256):
             _Fetch(uri, name, sha256, callback, deadline).to(target)
-        return [host(), "" if group is None else group.node, str(target)]
+        return [gethostname(), "" if group is None else group.node, str(target)]
 
     if group is None:
         by, *_ = work()
@@ -180,7 +181,7 @@ def _see_that_it_is_of(target: Path, uri: str) -> None:
 def _in_the_way(target: Path, seen: str, expected: str) -> PathBlockedError:
     return PathBlockedError(
         "something else is where the download is to be",
-        where={"path": target, "host": host()},
+        where={"path": target, "host": gethostname()},
         seen=seen,
         expected=expected,
         hint=f"choose another destination for this source, or remove this one, with {_record(target).name} beside it",
@@ -327,7 +328,7 @@ class _Fetch:
             said = "see the source's own log: its address holds a secret" if secret else str(error)
             raise DownloadError(
                 "the download failed",
-                where={"source": self._name, "to": target, "host": host()},
+                where={"source": self._name, "to": target, "host": gethostname()},
                 seen=f"{type(error).__name__}: {said}",
                 hint="see whether the source exists and this task may read it",
             ) from (None if secret else error)
@@ -336,7 +337,7 @@ class _Fetch:
         """Fetch before the deadline, which not every store's client has."""
         late = FsTimeoutError(
             "the download was not done in time",
-            where={"source": self._name, "host": host()},
+            where={"source": self._name, "host": gethostname()},
             hint="give it a longer timeout=, or see whether the source answers",
         )
         for tried in range(1, _TRIES + 1):

@@ -15,12 +15,13 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from socket import gethostname
 from typing import Literal
 
 from ..errors import FsError, FsTimeoutError, PathBlockedError
 from ..jitter import jittered
 from .identity import known_identity, timeout_s
-from .oserrors import Backoff, describe, explain, may_pass, mount_of
+from .oserrors import Backoff, entries, explain, may_pass, mount_of, nearest_dir
 
 Kind = Literal["any", "file", "dir"]
 Content = bytes | Callable[[Path], bool] | None
@@ -201,13 +202,16 @@ def _look(path: Path, kind: Kind, size: int | None, content: Content) -> str:
 
 def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", expected: str = "") -> FsTimeoutError:
     """The error of a wait that ran out, with every fact one would ask for next."""
+    parent = nearest_dir(path)
     return FsTimeoutError(
         f"waited {waited:.1f} s for a path that did not come",
         where={
             "path": path,
             "rank": known_identity() or "unknown",
             "to_be_made_by": made_by or "unknown (pass made_by=)",
-            **describe(path),
+            "host": gethostname(),
+            "file_system": str(mount_of(parent)),
+            "nearest_parent": f"{parent}: {entries(parent)}",
         },
         seen=seen,
         expected=expected or None,

@@ -14,13 +14,13 @@ import concurrent.futures
 import contextvars
 import os
 import secrets
-import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from socket import gethostname
 from typing import Any, TypeVar
 
 from .. import envvars
@@ -28,7 +28,6 @@ from .. import meeting as meetings
 from ..compat import torch as torch_inside
 from ..errors import FsError, FsIdentityError, FsTimeoutError
 from .identity import current_identity, known_identity, timeout_s
-from .oserrors import host
 from .torch_store import TorchStore, agree
 
 T = TypeVar("T")
@@ -71,7 +70,7 @@ class Group:
             return self._turns[name] - 1
 
     def _come(self) -> None:
-        me = f"process {os.getpid()} on {host()}"
+        me = f"process {os.getpid()} on {gethostname()}"
         there = self.meeting.compare_set(f"rank/{self.rank}", b"", me.encode()).decode()
         if there != me:
             raise FsError(
@@ -89,7 +88,7 @@ class Group:
         if identity is not None and identity.world_size == self.size:
             return f"node {identity.node_rank}"
         # Started by the program itself (mp.spawn): a container has a host name of its own, a machine a boot.
-        return f"{host()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+        return f"{gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
     @property
     def leads_node(self) -> bool:
@@ -112,7 +111,7 @@ class Group:
         return identity.local_rank == 0
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.size} on {host()}"
+        return f"rank {self.rank} of {self.size} on {gethostname()}"
 
 
 _lock = threading.RLock()
@@ -211,7 +210,7 @@ def _over_horovod(rank: int, size: int, limit: float) -> Group:
     import torch.distributed as dist
 
     server = os.environ.get(envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR)
-    own = meetings.own_address(server, 9) if server else socket.gethostname()
+    own = meetings.own_address(server, 9) if server else gethostname()
 
     def meet() -> tuple[Any, str]:
         place, store = None, None

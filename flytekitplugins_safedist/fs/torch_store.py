@@ -8,10 +8,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from socket import gethostname
 from typing import Any
 
 from ..errors import FsIoError, FsTimeoutError
-from .oserrors import host
 from .paths import pauses
 
 _ANSWER_SECONDS = 30.0
@@ -77,14 +77,14 @@ class TorchStore:
             answer.cancel()
             raise FsTimeoutError(
                 "the store that the ranks meet over does not answer",
-                where={"store": self.where, "host": host()},
+                where={"store": self.where, "host": gethostname()},
                 seen=f"nothing within {_ANSWER_SECONDS:g} s",
                 hint="see whether the process that holds it (rank 0, or node 0's agent) is frozen or cut off",
             ) from None
         except RuntimeError as error:  # torch.distributed.DistError is one
             raise FsIoError(
                 "the store that the ranks meet over is gone",
-                where={"store": self.where, "host": host()},
+                where={"store": self.where, "host": gethostname()},
                 seen=str(error).partition("\n")[0] or type(error).__name__,
                 hint="see why the process that holds it (rank 0, or node 0's agent) has ended",
             ) from error
@@ -149,7 +149,7 @@ def _not_all(store: TorchStore, rank: int, size: int, name: str, limit: float) -
     who = ", ".join(map(str, late)) or "0, or ranks that it waits for"
     return FsTimeoutError(
         f"ranks did not come to their first meeting: {who}",
-        where={"rank": f"{rank} of {size}", "host": host(), "store": store.where},
+        where={"rank": f"{rank} of {size}", "host": gethostname(), "store": store.where},
         seen=f"waited {limit:.1f} s",
         expected="every rank, at the same point of the program",
         hint="see what these ranks do instead: they may be late, hang, or not call the helpers of fs",
