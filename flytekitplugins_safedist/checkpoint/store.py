@@ -23,7 +23,8 @@ from ..fs import atomic_write, ensure_dir, wait_for
 from ..fs.atomic import fsync_dir
 from ..fs.oserrors import Backoff, explain
 from ..fs.paths import refresh
-from ..store.errors import Retry, one_line
+from ..store.errors import one_line
+from ..store.patience import Retry
 
 crc32: Callable[..., int] = zlib.crc32
 with contextlib.suppress(ImportError):  # not on every machine
