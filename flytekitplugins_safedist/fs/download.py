@@ -134,18 +134,6 @@ def _record(target: Path) -> Path:
     return target.parent / f".{name}.safedist-source"
 
 
-def _exists(target: Path) -> bool:
-    def look() -> bool:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            target.lstat()
-            return True
-        return False
-
-    if is_link_to_nothing(target):
-        raise _in_the_way(target, "a symbolic link to nothing", "a file, a directory, or nothing")
-    return retry_os_call(look, target, "see whether it is there")
-
-
 def _recorded(target: Path) -> dict[str, Any] | None:
     """Name and digest of the address of what is there; None where somebody else has put it there."""
     try:
@@ -162,9 +150,18 @@ def _is_there(target: Path, uri: str, sha256: str | None) -> bool:
     Raises:
         PathBlockedError: something else is.
     """
+
+    def look() -> bool:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            target.lstat()
+            return True
+        return False
+
     refresh(target)  # this client may remember that record or target is not there, and see the other
     _see_that_it_is_of(target, uri)
-    if not _exists(target):
+    if is_link_to_nothing(target):
+        raise _in_the_way(target, "a symbolic link to nothing", "a file, a directory, or nothing")
+    if not retry_os_call(look, target, "see whether it is there"):
         return False
     if sha256 is not None and (digest := _digest(target)) != sha256.lower():
         raise _in_the_way(target, f"sha256 {digest}", f"sha256 {sha256.lower()}")

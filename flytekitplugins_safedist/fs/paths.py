@@ -174,7 +174,19 @@ def wait_for(
 def _missing(path: Path, kind: Kind, size: int | None, content: Content, expected: str) -> str:
     """What is not yet as expected, in words; empty if all is."""
     try:
-        return _look(path, kind, size, content)
+        # open, not stat: close-to-open file systems (NFS) promise fresh size and content only to who opens.
+        if kind == "file":
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+                found = os.fstat(file.fileno()).st_size
+                if size is not None and found != size:
+                    return f"{found} bytes"
+                if isinstance(content, bytes) and file.read(len(content) + 1) != content:
+                    return "other content"
+        elif kind == "dir" or content is not None:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_DIRECTORY if kind == "dir" else 0)))
+        else:
+            path.stat()  # a link is there when what it points to is
+        return "content that is not as expected yet" if callable(content) and not content(path) else ""
     except FsError:
         raise  # by the caller's own test of the content: some are OSErrors as well, and explained already
     except OSError as error:
@@ -182,22 +194,6 @@ def _missing(path: Path, kind: Kind, size: int | None, content: Content, expecte
         if may_pass(error) or isinstance(error, FileNotFoundError):
             return f"{error.strerror}"
         raise explain(error, path, f"look at what should be {expected}") from error
-
-
-def _look(path: Path, kind: Kind, size: int | None, content: Content) -> str:
-    # open, not stat: close-to-open file systems (NFS) promise fresh size and content only to who opens.
-    if kind == "file":
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            found = os.fstat(file.fileno()).st_size
-            if size is not None and found != size:
-                return f"{found} bytes"
-            if isinstance(content, bytes) and file.read(len(content) + 1) != content:
-                return "other content"
-    elif kind == "dir" or content is not None:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_DIRECTORY if kind == "dir" else 0)))
-    else:
-        path.stat()  # a link is there when what it points to is
-    return "content that is not as expected yet" if callable(content) and not content(path) else ""
 
 
 def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", expected: str = "") -> FsTimeoutError:
