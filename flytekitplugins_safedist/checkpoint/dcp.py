@@ -42,32 +42,28 @@ def part_of(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
-class Buffers:
-    """Copies of one rank's pieces, on the CPU; their memory is used again.
+@without_autograd
+def copied(pieces: Sequence[Piece], before: Sequence[Piece]) -> list[Piece]:
+    """The pieces, with copies on the CPU in the place of their tensors (pinned, where they come from a GPU); complete
+    on return.
 
-    Attributes:
-        copies: the pieces, with the copies in the place of their tensors.
+    Args:
+        pieces: of this rank.
+        before: the copies of the save before, whose memory is used again.
     """
-
-    def __init__(self) -> None:
-        self.copies: list[Piece] = []
-
-    @without_autograd
-    def copy(self, pieces: Sequence[Piece]) -> None:
-        """Have copies of these (pinned, where they come from a GPU); complete on return."""
-        before = {piece.name: piece.data for piece in self.copies}
-        self.copies, devices = [], set()
-        for piece in pieces:
-            data = piece.data
-            if piece.size is not None:
-                copy, pinned = before.get(piece.name), data.device.type == "cuda"
-                if copy is None or (copy.shape, copy.dtype) != (data.shape, data.dtype):
-                    copy = torch.empty(data.shape, dtype=data.dtype, device="cpu", pin_memory=pinned)
-                devices.add(data.device)
-                data = copy.copy_(data, non_blocking=True)
-            self.copies.append(replace(piece, data=data))
-        for device in devices - {torch.device("cpu")}:
-            torch.get_device_module(device).synchronize(device)
+    memory, copies, devices = {piece.name: piece.data for piece in before}, [], set()
+    for piece in pieces:
+        data = piece.data
+        if piece.size is not None:
+            copy, pinned = memory.get(piece.name), data.device.type == "cuda"
+            if copy is None or (copy.shape, copy.dtype) != (data.shape, data.dtype):
+                copy = torch.empty(data.shape, dtype=data.dtype, device="cpu", pin_memory=pinned)
+            devices.add(data.device)
+            data = copy.copy_(data, non_blocking=True)
+        copies.append(replace(piece, data=data))
+    for device in devices - {torch.device("cpu")}:
+        torch.get_device_module(device).synchronize(device)
+    return copies
 
 
 # --- save -------------------------------------------------------------------------------------------------------------

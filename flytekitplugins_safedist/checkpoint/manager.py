@@ -24,7 +24,6 @@ from .saves import DamagedError, Manifest
 from .store import Store
 
 if TYPE_CHECKING:
-    from .dcp import Buffers
     from .pieces import Piece
 
 logger = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ class Checkpoints:
         self._mark: agreement.Mark | None = None
         self._thread = ThreadPoolExecutor(1, "safedist-checkpoint")
         self._save: Future[None] | None = None  # the last one, written or being written
-        self._buffers: Buffers | None = None
+        self._copies: list[Piece] = []  # of what this rank writes of it; their memory is used again
         self._ranks: JobRanks | None = None
         self._place: Store | None = None
         self._checked = False
@@ -394,7 +393,7 @@ class Checkpoints:
         from . import state as states
 
         ranks, call, began = self._meet(), "Checkpoints.save", time.monotonic()
-        self._drain(f"step {step}")  # the buffers are of the save in flight until it has ended
+        self._drain(f"step {step}")  # the copies are of the save in flight until it has ended
         mine: list[Piece] = []
 
         def collect(*, of_models: bool) -> BaseException | None:
@@ -406,8 +405,9 @@ class Checkpoints:
         failure = collect(of_models=True)
         items = [{"path": piece.path} for piece in mine]
         mine = pieces.to_write(mine, ranks, call, failure)
-        self._buffers = buffers = self._buffers or dcp.Buffers()
-        failure = failure_of(lambda: buffers.copy(mine))
+        copies: list[Piece] = []
+        failure = failure_of(lambda: copies.extend(dcp.copied(mine, self._copies)))
+        self._copies = copies
         still = time.monotonic() - began
         if RECORDER.value is not None:
             RECORDER.value.saved(step, began, still)
@@ -469,9 +469,9 @@ class Checkpoints:
         from . import dcp
 
         began, table = time.monotonic(), list[int]()
-        if failure is None and self._buffers is not None:
-            copies, part = self._buffers.copies, dcp.part_of(self._meet().rank)
-            failure = failure_of(lambda: table.extend(dcp.write(copies, store, name, part)))
+        if failure is None:
+            part = dcp.part_of(self._meet().rank)
+            failure = failure_of(lambda: table.extend(dcp.write(self._copies, store, name, part)))
         self._commit(table, failure, store, name, draft)
         self.latest = self._saved = draft.step
         self._count += 1
