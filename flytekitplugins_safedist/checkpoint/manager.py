@@ -429,7 +429,13 @@ class Checkpoints:
         if self._saved == steps[0]:
             return None
         store = self._find()
-        self._refuse_strangers(store.url)
+        if self._stranger:
+            raise CheckpointError(
+                "two save at one place: each removes the other's saves, and a restart goes on from either's",
+                where={"place": store.url},
+                seen=f"saves of {self._stranger}, since this one's first",
+                hint='give each a place of its own: Checkpoints("s3://bucket/run-7/best", every=None)',
+            )
         if not self._mine:
             self._newest = max((saves.time_of(name) for name, _ in saves.directories(store)), default=0)
         if self._count == 0:
@@ -438,17 +444,6 @@ class Checkpoints:
         _BEGUN.add(self._mine[-1])
         self._newest = saves.time_of(self._mine[-1])
         return {"place": store.url, "name": self._mine[-1]}
-
-    def _refuse_strangers(self, url: str) -> None:
-        """In rank 0: raise CheckpointError where somebody else saves at this place, too: each removes what the other
-        has saved before, and a restart goes on from either's."""
-        if self._stranger:
-            raise CheckpointError(
-                "two save at one place: each removes the other's saves, and a restart goes on from either's",
-                where={"place": url},
-                seen=f"saves of {self._stranger}, since this one's first",
-                hint='give each a place of its own: Checkpoints("s3://bucket/run-7/best", every=None)',
-            )
 
     def _meet_stranger(self, store: Store, name: str) -> None:
         """In rank 0: see whose save it is that was not there when this life began. One of an earlier attempt of this

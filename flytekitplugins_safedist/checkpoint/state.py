@@ -81,15 +81,6 @@ def tree_of(values: Mapping[Path, Any]) -> Any:
     return {key[1] if isinstance(key, tuple) else key: value for key, value in inner.items()}
 
 
-def _mapped(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """A tree of what ``change`` makes of each value, and of those in the same place of the others."""
-    if type(tree) in (dict, OrderedDict):
-        return {key: _mapped(change, inner, *(each[key] for each in others)) for key, inner in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_mapped(change, *each) for each in zip(tree, *others, strict=True))
-    return change(tree, *others)
-
-
 # --- models and optimizers --------------------------------------------------------------------------------------------
 def _is_model(value: Any) -> bool:
     return isinstance(value, torch.nn.Module)
@@ -410,8 +401,11 @@ def hand_out(state: MutableMapping[str, Any], trees: Mapping[str, Any]) -> list[
 def _load(name: str, state: MutableMapping[str, Any], tree: Any) -> None:
     value = state[name]
     inner = _inner(value)
-    if _is_model(inner):
-        _load_model(inner, tree)
+    if _is_model(inner) and _is_fsdp1(inner):
+        torchs.set_model_state_dict(inner, tree)
+    elif _is_model(inner):
+        here = {key: tree.pop(name) for key, name in _names(inner).items() if name in tree}
+        inner.load_state_dict({**here, **tree})
     elif _is_optimizer(inner):
         _load_optimizer(name, state, tree)
     elif _has_state(inner):
@@ -463,14 +457,6 @@ def _contents(name: str, tree: Any, like: Mapping[str, Any]) -> dict[str, Any]:
     return {key: held if key in tensors else repr(held) for key, held in values.items()}
 
 
-def _load_model(model: torch.nn.Module, tree: Any) -> None:
-    if _is_fsdp1(model):
-        torchs.set_model_state_dict(model, tree)
-    else:
-        here = {key: tree.pop(name) for key, name in _names(model).items() if name in tree}
-        model.load_state_dict({**here, **tree})
-
-
 def _load_optimizer(name: str, state: Mapping[str, Any], tree: Any) -> None:
     """Into an optimizer whose groups have the parameters that were saved, in whatever order it has them."""
     optimizer, model = _inner(state[name]), _model_of(name, state)
@@ -499,10 +485,15 @@ def _load_optimizer(name: str, state: Mapping[str, Any], tree: Any) -> None:
     if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:  # it casts to the parameters' types
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         for index, given in held.items():
-            optimizer.state[parameters[index]] = _mapped(_of_its_type, given, optimizer.state[parameters[index]])
+            optimizer.state[parameters[index]] = _of_its_types(given, optimizer.state[parameters[index]])
 
 
-def _of_its_type(given: Any, loaded: Any) -> Any:
+def _of_its_types(given: Any, loaded: Any) -> Any:
+    """What was loaded, with what was given in the place of each tensor that has another type since."""
+    if type(given) in (dict, OrderedDict):
+        return {key: _of_its_types(inner, loaded[key]) for key, inner in given.items()}
+    if type(given) in (list, tuple):
+        return type(given)(_of_its_types(*each) for each in zip(given, loaded, strict=True))
     return given.to(loaded.device) if isinstance(given, torch.Tensor) and given.dtype != loaded.dtype else loaded
 
 

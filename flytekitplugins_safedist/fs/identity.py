@@ -98,7 +98,8 @@ def current_identity(env: Mapping[str, str] = os.environ) -> Identity:
         return Identity(0, 1, 0, 1, 0, 1, 0, attempt)
     # torchrun's first: one that a rank of ours has started counts its own.
     rounds = envvars.TORCHELASTIC_RESTART_COUNT if env.get(envvars.TORCHELASTIC_RESTART_COUNT) else envvars.ROUND
-    return Identity(*place, _number(env, rounds), attempt)
+    rank, world_size, local_rank, local_world_size, node_rank, nnodes = place
+    return Identity(rank, world_size, local_rank, local_world_size, node_rank, nnodes, _number(env, rounds), attempt)
 
 
 def _read(env: Mapping[str, str], names: tuple[str, ...], nodes: str, launcher: str) -> tuple[int, ...] | None:

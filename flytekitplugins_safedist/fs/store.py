@@ -64,22 +64,19 @@ class Group:
             FsError: another process has come as this rank: what a rank has started has its variables, too.
         """
         with self._lock:
+            me = there = f"process {os.getpid()} on {gethostname()}"
             if not self._turns:
-                self._come()
+                there = self.meeting.compare_set(f"rank/{self.rank}", b"", me.encode()).decode()
+            if there != me:
+                raise FsError(
+                    "another process has come as this rank",
+                    where={"rank": str(self), "process": me, "store": self.meeting.where},
+                    seen=there,
+                    hint="call what ranks do together in the rank's own process: not in one that it has started, such "
+                    "as a DataLoader's worker",
+                )
             self._turns[name] += 1
             return self._turns[name] - 1
-
-    def _come(self) -> None:
-        me = f"process {os.getpid()} on {gethostname()}"
-        there = self.meeting.compare_set(f"rank/{self.rank}", b"", me.encode()).decode()
-        if there != me:
-            raise FsError(
-                "another process has come as this rank",
-                where={"rank": str(self), "process": me, "store": self.meeting.where},
-                seen=there,
-                hint="call what ranks do together in the rank's own process: not in one that it has started, such as "
-                "a DataLoader's worker",
-            )
 
     @property
     def node(self) -> str:

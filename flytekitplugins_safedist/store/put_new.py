@@ -42,7 +42,17 @@ def put_new(filesystem: Any, address: str, data: bytes) -> bool:
     """
     path = path_of(address)
     if path is not None:
-        return _link_new(path, data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = aside(path)
+        try:
+            with atomic_write(draft) as file:
+                file.write(data)
+            is_new = link_new(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+        if is_new:
+            fsync_dir(path.parent)
+        return is_new
     condition = _condition(filesystem)
     try:
         filesystem.pipe_file(address, data, **condition)
@@ -72,17 +82,3 @@ def _condition(filesystem: Any) -> dict[str, Any]:
         if name in named:
             return {name: value}
     raise NoConditionError("this version of its fsspec package has no conditional put")
-
-
-def _link_new(path: Path, data: bytes) -> bool:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = aside(path)
-    try:
-        with atomic_write(draft) as file:
-            file.write(data)
-        is_new = link_new(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    if is_new:
-        fsync_dir(path.parent)
-    return is_new
