@@ -34,7 +34,7 @@ PRIVATE = {
     "current_identity": "fs.identity:current_identity",
     "refresh": "fs.paths:refresh",
     "ranks_met": "fs.store:ranks",
-    "TorchStore": "fs.torch_store:TorchStore",
+    "TorchStore": "fs.store:TorchStore",
     "Rules": "coordinator.rules:Rules",
     "Server": "coordinator.server:Server",
     "Link": "agent.link:Link",
