@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import secrets
 import time
@@ -20,8 +19,6 @@ from typing import Any
 from ..errors import CheckpointError
 from .group import failure_of
 from .store import Store
-
-logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
