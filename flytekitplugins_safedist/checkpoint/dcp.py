@@ -217,13 +217,12 @@ class SavedFiles:
         for begins, part in parts(target):
             count = 0
             for offsets, sizes, *where in item["chunks"]:
-                first = [max(pair) for pair in zip(begins, offsets, strict=True)]
-                last = [min(b + n, o + m) for b, n, o, m in zip(begins, part.shape, offsets, sizes, strict=True)]
-                lengths = [end - begin for begin, end in zip(first, last, strict=True)]
-                if all(length > 0 for length in lengths):
-                    count += math.prod(lengths)
-                    here = tuple(slice(f - b, f - b + n) for f, b, n in zip(first, begins, lengths, strict=True))
-                    there = tuple(slice(f - o, f - o + n) for f, o, n in zip(first, offsets, lengths, strict=True))
+                dims = zip(begins, part.shape, offsets, sizes, strict=True)
+                both = [(max(b, o), min(b + n, o + m)) for b, n, o, m in dims]
+                if all(first < last for first, last in both):
+                    count += math.prod(last - first for first, last in both)
+                    here = tuple(slice(first - b, last - b) for (first, last), b in zip(both, begins, strict=True))
+                    there = tuple(slice(first - o, last - o) for (first, last), o in zip(both, offsets, strict=True))
                     yield *where, lambda data, p=part, h=here, t=there, s=sizes: p[h].copy_(_tensor(data, dtype, s)[t])
             if count != part.numel():
                 raise DamagedError("a save does not hold all of a tensor", where={"state": flat(path)})
