@@ -184,7 +184,7 @@ def mention(error: SafedistError, attempt: Attempt) -> None:
     if not place.node_rank:  # node 0 itself; and in a range no node in particular is waited for
         return
     with suppress(Exception):  # no thread, nobody there: what this pod's log says is that error, and not this one
-        job = Membership(attempt.rules(), place, NoStore(), say=logger.debug)
+        job = Membership(attempt.rules(), place, NoStore())
         try:
             job.link.begin(replace(job.first, leaving=one_line(error)))
             while not isinstance(job.inbox.get(timeout=_MENTION_SECONDS), Want):
@@ -212,11 +212,11 @@ def _arrive_with(error: SafedistError, attempt: Attempt) -> bool:
     place, rules = attempt.topology, attempt.rules()
     at = NodeStatus(rules.job, "", place.node_rank, 0.0, socket.gethostname(), place.machine)
     cannot = cause_of(_outcome(error, place), NO_ROUND, at, limit=rules.text_bytes)
-    job = Membership(rules, place, attempt.store(), say=logger.info, cannot=cannot)
+    job = Membership(rules, place, attempt.store(), cannot=cannot)
     uploads = False
     try:
         logger.info(f"this node cannot begin, which the others are told: {named(error)}")
-        finish = Loop(job, logger.info).drive()
+        finish = Loop(job).drive()
         if isinstance(finish, Exit):
             if finish.code != 0:
                 raise ending.undecided(finish, job)

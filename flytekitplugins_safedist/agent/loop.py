@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections import deque
@@ -15,6 +16,8 @@ from .actions import Action, DropLink, Exit, LookAtStore, Say, Upload
 from .link import LinkLost
 from .membership import Membership
 from .policy import NodePolicy
+
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
 """Between two looks at the ranks, where the inbox brings nothing."""
@@ -30,12 +33,10 @@ class Loop:
 
     Args:
         job: this process in its job.
-        say: takes one sentence of the agent's own.
     """
 
-    def __init__(self, job: Membership, say: Callable[[str], object]) -> None:
+    def __init__(self, job: Membership) -> None:
         self._job = job
-        self._say = say
         replaced = not job.place.alone
         self.policy = NodePolicy(job.rules, job.first, time.monotonic(), leads=job.leads, is_replaced=replaced)
         self._queue: deque[Action] = deque()
@@ -48,7 +49,7 @@ class Loop:
         self._does: dict[type, Callable[[Any], object]] = {
             LookAtStore: lambda _: job.look(),
             DropLink: lambda _: job.link.drop(),
-            Say: lambda action: say(action.text),
+            Say: lambda action: logger.info(action.text),
             Upload: self._end,
             Exit: self._end,
         }

@@ -79,7 +79,6 @@ class NodeAgent(Loop):
         plan: what to do.
         job: this process in its job.
         show: takes the ranks' output, in blocks of whole lines.
-        say: takes one sentence of the agent's own.
     """
 
     def __init__(
@@ -88,9 +87,8 @@ class NodeAgent(Loop):
         job: Membership,
         *,
         show: Callable[[str], object],
-        say: Callable[[str], object],
     ) -> None:
-        super().__init__(job, say)
+        super().__init__(job)
         self.plan = plan
         self.report = Report()
         self.record = RunRecord(plan.run, hosts=lambda: job.leads, send=job.note, others=job.notes, course=self._costs)
@@ -250,7 +248,7 @@ class NodeAgent(Loop):
             self.report.seconds[phase] = max(seconds, default=0.0)
         self.report.result = ranks.result()
         if self._job.rules.max_nodes > 1:
-            self._say("the ranks of this node have returned; waiting for those of the other nodes")
+            logger.info("the ranks of this node have returned; waiting for those of the other nodes")
         self._act(self.policy.on_return(tuple(ranks.returned()), time.monotonic()))
 
     # --- what the policy decides --------------------------------------------------------------------------------------
@@ -267,7 +265,7 @@ class NodeAgent(Loop):
                 # What filled the disk must not keep the next round from starting.
                 scratch.remove_rounds_before(plan.scratch, start.number)
             count = start.size * plan.settings.nproc_per_node
-            self._say(f"round {start.number}: {start.size} node(s) are there, {count} rank(s) start")
+            logger.info(f"round {start.number}: {start.size} node(s) are there, {count} rank(s) start")
         self._start, self._failures, self._blamed = start, 0, None
         self.report.rounds += 1
         self.report.node_rank = start.node_rank
@@ -277,8 +275,7 @@ class NodeAgent(Loop):
         if earlier:
             self.record.why(earlier[-1])
         self.record.begins(start.number, start.node_rank, nnodes=start.size, checked=checked)
-        output = {"show": self._show, "say": self._say, "warn": logger.warning}
-        ranks = Ranks(plan.server, plan.order, orders(start, plan), plan.settings, gpus=plan.gpus, **output)
+        ranks = Ranks(plan.server, plan.order, orders(start, plan), plan.settings, gpus=plan.gpus, show=self._show)
         self._ranks = ranks
         ranks.start(fork=self._forks)
         self._saving = RoundSaving(list(ranks.pages.values()), self.policy, self._act)
@@ -374,14 +371,14 @@ class NodeAgent(Loop):
         if self._hangs is None or self._ranks is None:
             return
         if hang.is_news:
-            self._say(self._hangs.shown(hang))
+            logger.info(self._hangs.shown(hang))
         failure = self._hangs.failure(hang)
         if failure is not None:
             self._fail(self._ranks, failure)
 
     def _show_stacks(self) -> None:
         snapshots = self._hangs.snapshots() if self._hangs is not None else ()
-        self._say("where the ranks of this node stand:\n" + picture.text(snapshots))
+        logger.info("where the ranks of this node stand:\n" + picture.text(snapshots))
 
     # --- signals ------------------------------------------------------------------------------------------------------
     def _longest(self, number: int) -> float:

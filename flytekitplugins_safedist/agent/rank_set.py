@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from ..store.patience import within
 from ..texts import human
 from . import disk, log_lines, memory, scratch
 from .rank_gpus import RankGpus
+
+logger = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 3.0
 """How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
@@ -76,7 +79,6 @@ class Ranks:
         settings: timeouts and log settings.
         gpus: of this node.
         show: takes blocks of whole lines of the ranks' output.
-        say, warn: take one sentence for the node's log.
     """
 
     def __init__(
@@ -88,8 +90,6 @@ class Ranks:
         *,
         gpus: GpuWatch,
         show: Callable[[str], object],
-        say: Callable[[str], object],
-        warn: Callable[[str], object],
     ) -> None:
         self.gpus = RankGpus(gpus, orders)
         self._server = server
@@ -98,8 +98,6 @@ class Ranks:
         self._members: list[_Member] = []
         self._settings = settings
         self._show = show
-        self._say = say
-        self._warn = warn
         self._slow_after: float | None = None
         self._stopping_since_ns: int | None = None
         self._all_reported: float | None = None
@@ -156,7 +154,7 @@ class Ranks:
         if self._slow_after is not None and time.monotonic() > self._slow_after:
             self._slow_after = None
             if importing := ", ".join(str(each.order.context.rank) for each in self._importing()):
-                self._say(f"rank(s) {importing} import {self._job.source.shown}: {_SLOW_SECONDS:g} s so far")
+                logger.info(f"rank(s) {importing} import {self._job.source.shown}: {_SLOW_SECONDS:g} s so far")
 
     def _importing(self) -> list[_Member]:
         return [each for each in self._members if each.running and not each.begun and each.outcome is None]
@@ -206,10 +204,10 @@ class Ranks:
         if self._linger_after is not None and time.monotonic() > self._linger_after:
             self._linger_after = None
             listed = ", ".join(f"{each.order.context.rank} (process {each.pid})" for each in lingering)
-            self._say(f"rank(s) {listed} have returned, and not ended: a thread or an exit handler of theirs goes on")
+            logger.info(f"rank(s) {listed} have returned, and not ended: a thread or an exit handler of theirs goes on")
         if time.monotonic() - self._all_reported > self._settings.timeouts.exit:
             ranks = ", ".join(str(member.order.context.rank) for member in lingering)
-            self._warn(
+            logger.warning(
                 f"rank(s) {ranks} reported success but did not end within {self._settings.timeouts.exit:g} s "
                 "(a thread or an exit handler that does not return); ending them"
             )
@@ -224,7 +222,7 @@ class Ranks:
             member.given_up = True
         if left:
             listed = ", ".join(f"{member.order.context.rank} (process {member.pid})" for member in left)
-            self._warn(
+            logger.warning(
                 f"rank(s) {listed} were not ended by SIGKILL within {KILL_SECONDS:g} s (the kernel "
                 "waits for a device or a file system); their success counts, and the job goes on without them"
             )
@@ -348,7 +346,9 @@ class Ranks:
             left = [str(member.order.context.rank) for member in self._members if member.running]
             if left:
                 name = signal.Signals(number).name
-                self._warn(f"rank(s) {', '.join(left)} did not end within {seconds:.1f} s of {name}, and are killed")
+                logger.warning(
+                    f"rank(s) {', '.join(left)} did not end within {seconds:.1f} s of {name}, and are killed"
+                )
             self._end(signal.SIGKILL, KILL_SECONDS, meanwhile)
         except LaunchError:
             pass  # the server is gone: the kernel has killed its ranks already
@@ -360,7 +360,7 @@ class Ranks:
         until = time.monotonic() + seconds
         unseen = sum(each.stop(max(0.0, until - time.monotonic())) for each in followers)
         if unseen:
-            self._warn(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
+            logger.warning(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
 
     def _end(self, number: int, patience: float, meanwhile: Callable[[], object] = bool) -> None:
         running = [member.pid for member in self._members if member.running]

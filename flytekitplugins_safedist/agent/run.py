@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from flytekit.models.literals import LiteralMap
 
 logger = logging.getLogger(__name__)
-say = logger.info
-"""Takes a sentence of safedist's own for the node's log."""
 
 INTERRUPTED = "interrupted (Ctrl-C): every rank has been ended"
 """The last line of a local run for which that is so."""
@@ -67,13 +65,13 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
     job = Job.of(call)
     place = job.attempt.topology
     # Again: staging may have taken its time; and with a command of the user's own nobody has looked before it.
-    if not place.alone and ending.is_decided(job.attempt.verdict_is_there, say):
+    if not place.alone and ending.is_decided(job.attempt.verdict_is_there):
         with call.server or contextlib.nullcontext():
-            say(DECIDED)
+            logger.info(DECIDED)
         return Elsewhere()
     for note in place.notes:
         logger.warning(note)
-    with ending.replaced_when_undecided(place, say), of_platform(), contextlib.ExitStack() as held:
+    with ending.replaced_when_undecided(place), of_platform(), contextlib.ExitStack() as held:
         try:
             plan = prepare.prepare(job, held)
         except SafedistError as error:
@@ -83,16 +81,16 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
             elif arrival.is_told(error, job.attempt):
                 return Elsewhere()
             raise
-        say(_start_line(plan))
+        logger.info(_start_line(plan))
         loss = plan.loss_of_all()
         if loss is not None:
-            say(loss)
+            logger.info(loss)
         report, is_ours = _attend(plan, held)
         plan.scratched.succeeded = report.has_succeeded
         result = _result(report) if is_ours else Elsewhere()
     # Last, when all is tidied up: a log is read from its end.
     by_hand = job.is_local and report.verdict is not None and is_ctrl_c(report.verdict.error)
-    say(INTERRUPTED + _where(report) if by_hand else _end_line(report, plan.seconds))
+    logger.info(INTERRUPTED + _where(report) if by_hand else _end_line(report, plan.seconds))
     if report.verdict is not None:
         lastwords.keep(report.verdict.error)
     return result
@@ -108,9 +106,8 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
         attempt.store(),
         judge_reports=checks.judged_by(plan.settings.preflight),
         local=plan.meeting,
-        say=say,
     )
-    agent = NodeAgent(plan, joined, show=to_stdout, say=say)
+    agent = NodeAgent(plan, joined, show=to_stdout)
     held.callback(agent.record.close)
     try:
         is_ours = _to_the_end(agent, joined)
@@ -136,7 +133,7 @@ def _show(agent: NodeAgent) -> None:
     """Make the page of the run."""
     verdict = agent.report.verdict
     failure = {} if verdict is None else {"code": verdict.code, "cause": str(verdict.error)}
-    agent.report.shown = agent.record.show(say, **failure)
+    agent.report.shown = agent.record.show(logger.info, **failure)
 
 
 def _to_the_end(agent: NodeAgent, joined: Membership) -> bool:
@@ -146,7 +143,7 @@ def _to_the_end(agent: NodeAgent, joined: Membership) -> bool:
     if isinstance(finish, Exit):
         if finish.code != 0:
             raise ending.undecided(finish, joined)
-        say(finish.why)
+        logger.info(finish.why)
         joined.close(decided=True)
         return False
     stopping.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -36,6 +37,8 @@ from . import overrides
 from .jobspec import registered_as
 from .serialization import SerializesToKubeflow, plan_task
 from .users_error import as_users
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
 
@@ -139,7 +142,7 @@ class SafeTask(SerializesToKubeflow):
         except (KeyboardInterrupt, SystemExit) as interrupt:  # flytekit's handler makes exit(1) of SIGINT
             if isinstance(interrupt, Undecided):
                 raise
-            run.say(run.INTERRUPTED)
+            logger.info(run.INTERRUPTED)
             raise _ended_by_ctrl_c() from None
         except SafedistError as error:
             lastwords.keep(error)

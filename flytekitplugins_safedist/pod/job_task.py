@@ -111,5 +111,5 @@ def _upload_decks(ctx: FlyteContext) -> None:
 
 def _leave_for_retry(verdict: Verdict, cause: BaseException | None = None) -> NoReturn:
     """The platform's doing: uploaded as such, so that another attempt costs none of the task's retries."""
-    run.say(f"infrastructure failure, uploaded as {verdict.code} for Flyte to try again by itself: {verdict.error}")
+    logger.info(f"infrastructure failure, uploaded as {verdict.code} for Flyte to try again by itself: {verdict.error}")
     raise Decided(verdict) from cause

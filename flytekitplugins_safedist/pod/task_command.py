@@ -202,18 +202,15 @@ def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError |
     from ..agent import arrival, ending
     from ..agent.policy import DECIDED
 
-    said: list[str] = []
-
     def is_over() -> bool:
         return verdict.is_there(str(verdicts.prefix), ctx.file_access)
 
-    if verdicts.is_shared and ending.is_decided(is_over, said.append):
+    is_decided = ending.is_decided(is_over) if verdicts.is_shared else False
+    if is_decided:
         logger.info(DECIDED)
         stopping.decided(0)
         raise SystemExit(0)
-    for line in said:
-        logger.info(line)
-    if said and trouble is not None and _is_node_0():
+    if is_decided is None and trouble is not None and _is_node_0():
         # It would upload this for all. In a store that is away another start finds the code when it can upload, too.
         lastwords.keep(trouble, "this pod is to be started again: ")
         raise SystemExit(stopping.EXIT_UNDECIDED)
