@@ -36,7 +36,6 @@ from .actions import Exit
 from .leader_store import ANSWER_SECONDS, RENEW_SECONDS, LeaderStore, NoStore
 from .loop import Loop
 from .membership import Membership
-from .rank_set import KILL_SECONDS, SETTLE_SECONDS
 from .verdict import cause_of
 
 logger = logging.getLogger(__name__)
@@ -45,6 +44,12 @@ _EXIT_INFRASTRUCTURE = 1
 
 _MENTION_SECONDS = 5.0
 """For the leader to be there and to hear of it: this pod is to be replaced soon."""
+
+_SETTLE_SECONDS = 3.0
+"""How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
+
+KILL_SECONDS = 30.0
+"""That the kernel has to end ranks that SIGKILL was sent to."""
 
 _LAST_CALL = 30.0
 """Seconds, at most, that a round of a range waits for further nodes when the minimum is there, as torch elastic's."""
@@ -79,7 +84,7 @@ class Attempt:
             checks=settings.preflight is not None,
             rendezvous=timeouts.rendezvous,
             heartbeat=timeouts.heartbeat,
-            settle=SETTLE_SECONDS,
+            settle=_SETTLE_SECONDS,
             stop=timeouts.stop,
             kill=KILL_SECONDS,
             last_call=min(_LAST_CALL, timeouts.heartbeat / 2),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,21 +77,13 @@ class NodeAgent(Loop):
     Args:
         plan: what to do.
         job: this process in its job.
-        show: takes the ranks' output, in blocks of whole lines.
     """
 
-    def __init__(
-        self,
-        plan: NodePlan,
-        job: Membership,
-        *,
-        show: Callable[[str], object],
-    ) -> None:
+    def __init__(self, plan: NodePlan, job: Membership) -> None:
         super().__init__(job)
         self.plan = plan
         self.report = Report()
         self.record = RunRecord(plan.run, hosts=lambda: job.leads, send=job.note, others=job.notes, course=self._costs)
-        self._show = show
         self._ranks: Ranks | None = None
         self._saving: RoundSaving | None = None
         self._hangs: HangWatch | None = None
@@ -171,7 +162,7 @@ class NodeAgent(Loop):
             if ranks.are_gone:
                 self._end_ranks()
             return
-        excess = self._disk.excess(lambda: ranks.usage(self.plan.scratch))
+        excess = self._disk.excess(ranks.usage)
         late = ranks.blame(*excess) if excess is not None else ranks.late()
         if late is not None:
             self._fail(ranks, late)
@@ -225,7 +216,7 @@ class NodeAgent(Loop):
         limit = self.plan.limit
         limited = "with no size limit" if limit is None else f"limited to {limit}"
         with suppress(TimeoutError):
-            return f"{limited}: {within(_MEASURE_SECONDS, lambda: ranks.usage(self.plan.scratch))}"
+            return f"{limited}: {within(_MEASURE_SECONDS, ranks.usage)}"
         return f"{limited}: more files than can be seen in {_MEASURE_SECONDS:g} s"
 
     def _fail(self, ranks: Ranks, found: RankOutcome) -> None:
@@ -275,16 +266,13 @@ class NodeAgent(Loop):
         if earlier:
             self.record.why(earlier[-1])
         self.record.begins(start.number, start.node_rank, nnodes=start.size, checked=checked)
-        ranks = Ranks(plan.server, plan.order, orders(start, plan), plan.settings, gpus=plan.gpus, show=self._show)
-        self._ranks = ranks
+        ranks = self._ranks = Ranks(plan, orders(start, plan))
         ranks.start(fork=self._forks)
         self._saving = RoundSaving(list(ranks.pages.values()), self.policy, self._act)
         self._disk = DiskWatch(plan.limit)  # what an earlier round's has begun to look at is no matter any more
         self._hangs = HangWatch(
-            start.number,
             ranks,
-            server=plan.server,
-            hangs=plan.settings.hangs,
+            start.number,
             tell=lambda seconds, urgent: self._act(self.policy.on_stall(seconds, time.monotonic(), is_urgent=urgent)),
             leave=self.record.leave,
         )

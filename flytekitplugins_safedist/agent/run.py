@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
-from ..agent.log_lines import to_stdout
 from ..errors import JobInterruptedError, LaunchError, SafedistError
 from ..rank import literals
 from ..record import run_page
@@ -107,7 +106,7 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
         judge_reports=checks.judged_by(plan.settings.preflight),
         local=plan.meeting,
     )
-    agent = NodeAgent(plan, joined, show=to_stdout)
+    agent = NodeAgent(plan, joined)
     held.callback(agent.record.close)
     try:
         is_ours = _to_the_end(agent, joined)

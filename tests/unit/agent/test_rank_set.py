@@ -93,9 +93,9 @@ def made(
     settings: Any,
     show: Callable[[str], object] = str,
 ) -> Ranks:
-    job: Any = SimpleNamespace(source=TaskSource("train", "wf"))
-    server: Any = processes
-    return Ranks(server, job, orders, settings, gpus=NO_GPUS, show=show)
+    order = SimpleNamespace(source=TaskSource("train", "wf"))
+    plan: Any = SimpleNamespace(server=processes, order=order, settings=settings, gpus=NO_GPUS)
+    return Ranks(plan, orders, show)
 
 
 def order_of(context: RankContext, job: JobScratch) -> RankOrder:
