@@ -32,7 +32,7 @@ from ..record.run import Run
 from ..record.run_page import ConsoleDeck
 from ..store.patience import within
 from ..texts import human
-from . import arrival, disk, memory, scratch, standby
+from . import arrival, disk, scratch, standby
 from .disk import DiskLimit
 
 if TYPE_CHECKING:
@@ -214,10 +214,6 @@ class NodePlan:
         """The socket at which the ranks here call the agent, to meet the others; None where there is one rank alone."""
         is_alone = self.job.attempt.topology.max_nodes == 1 and self.settings.nproc_per_node == 1
         return None if is_alone else self.scratch.short / self.scratch.orders.name / "meeting"
-
-    def loss_of_all(self) -> str | None:
-        """What an out-of-memory kill means here, where it ends the whole container; else None."""
-        return memory.loss_of_all(memory.cgroup())
 
 
 def prepare(job: Job, held: ExitStack) -> NodePlan:

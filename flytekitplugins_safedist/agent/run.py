@@ -15,7 +15,7 @@ from ..errors import JobInterruptedError, LaunchError, SafedistError
 from ..rank import literals
 from ..record import run_page
 from ..store.errors import one_line
-from . import arrival, checks, ending, prepare
+from . import arrival, checks, ending, memory, prepare
 from .actions import Exit
 from .membership import Membership
 from .node import NodeAgent, Report
@@ -81,7 +81,7 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
                 return Elsewhere()
             raise
         logger.info(_start_line(plan))
-        loss = plan.loss_of_all()
+        loss = memory.loss_of_all(memory.cgroup())
         if loss is not None:
             logger.info(loss)
         report, is_ours = _attend(plan, held)
@@ -131,7 +131,7 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
 def _show(agent: NodeAgent) -> None:
     """Make the page of the run."""
     verdict = agent.report.verdict
-    failure = {} if verdict is None else {"code": verdict.code, "cause": str(verdict.error)}
+    failure = {} if verdict is None else {"code": verdict.error.error_code, "cause": str(verdict.error)}
     agent.report.shown = agent.record.show(logger.info, **failure)
 
 

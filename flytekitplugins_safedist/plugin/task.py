@@ -27,10 +27,11 @@ from .. import lastwords
 from ..agent import run
 from ..agent.ending import Undecided
 from ..agent.prepare import TaskCall
-from ..agent.verdict import Kind, Origin, Verdict
+from ..agent.verdict import Verdict
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
 from ..errors import ConfigError, Problem, RankFailedError, SafedistError, TopologyError
+from ..failures import Payer
 from ..rank import literals, task
 from ..record import run_page
 from . import overrides
@@ -185,7 +186,7 @@ class SafeTask(SerializesToKubeflow):
 
 def raised_by(verdict: Verdict) -> SafedistError:
     """The exception of a job that has failed, in the class that flytekit knows."""
-    if verdict.kind is Kind.RECOVERABLE and verdict.origin is Origin.USER:
+    if verdict.payer is Payer.RETRIES:
         return RecoverableRankFailedError.of(verdict.error, time_ns=verdict.time_ns)
     return verdict.error
 

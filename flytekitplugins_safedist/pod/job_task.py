@@ -18,9 +18,10 @@ from flytekit.models.interface import TypedInterface
 from .. import lastwords, stopping
 from ..agent import run
 from ..agent.prepare import TaskCall
-from ..agent.verdict import Origin, Verdict, of_error
+from ..agent.verdict import Verdict, of_error
 from ..config.registered import Registered
 from ..errors import SafedistError
+from ..failures import Payer
 from ..plugin.task import raised_by
 from ..rank import literals
 from ..rank.order import TaskSource
@@ -86,7 +87,7 @@ class JobTask:
             # nothing uploaded, and without a word.
             raise SystemExit(0)
         self._take_decks(ctx, result.decks)
-        if result.origin is Origin.SYSTEM:
+        if result.payer is Payer.FLYTE:
             if not self.disable_deck:  # this leaves flytekit before it writes the page
                 _upload_decks(ctx)
             _leave_for_retry(result)
@@ -111,5 +112,6 @@ def _upload_decks(ctx: FlyteContext) -> None:
 
 def _leave_for_retry(verdict: Verdict, cause: BaseException | None = None) -> NoReturn:
     """The platform's doing: uploaded as such, so that another attempt costs none of the task's retries."""
-    logger.info(f"infrastructure failure, uploaded as {verdict.code} for Flyte to try again by itself: {verdict.error}")
+    code, error = verdict.error.error_code, verdict.error
+    logger.info(f"infrastructure failure, uploaded as {code} for Flyte to try again by itself: {error}")
     raise Decided(verdict) from cause

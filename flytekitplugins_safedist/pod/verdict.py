@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, stopping
-from ..agent.verdict import Kind, Origin, Verdict
+from ..agent.verdict import Verdict
 from ..compat import flytekit as flytekit_inside
 from ..errors import SafedistError
-from ..failures import Outlook, outlook
+from ..failures import Outlook, Payer, outlook
 from ..rank import task_context
 from ..store.errors import one_line
 from ..store.patience import Patience, Request, in_thread
@@ -63,7 +63,7 @@ class Decided(SystemExit):
     """
 
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(stopping.EXIT_FAILED if verdict.kind is Kind.NON_RECOVERABLE else stopping.EXIT_UNDECIDED)
+        super().__init__(stopping.EXIT_FAILED if verdict.payer is Payer.NOBODY else stopping.EXIT_UNDECIDED)
         self.verdict = verdict
 
 
@@ -88,8 +88,7 @@ def room_kept(beside: str) -> Iterator[None]:
 
 def on(error: SafedistError) -> Verdict:
     """The verdict on what ends an attempt outside its task: the platform's, or one that every start would meet."""
-    kind, origin = (Kind.RECOVERABLE, Origin.SYSTEM) if error.is_platforms else (Kind.NON_RECOVERABLE, Origin.USER)
-    return Verdict(kind, origin, error.error_code, error, time.time_ns())
+    return Verdict(Payer.FLYTE if error.is_platforms else Payer.NOBODY, error, time.time_ns())
 
 
 def end_with(verdict: Verdict, access: FileAccessProvider, prefix: str) -> int:
@@ -119,7 +118,7 @@ def end_with(verdict: Verdict, access: FileAccessProvider, prefix: str) -> int:
 
 
 def document(verdict: Verdict, worker: str = "") -> ErrorDocument:
-    """As Flyte reads it. Pure.
+    """As Flyte reads it (v1.16, flytepropeller's ``executor.go``, ``isEligibleForRetry``). Pure.
 
     Args:
         verdict: what to say.
@@ -129,10 +128,10 @@ def document(verdict: Verdict, worker: str = "") -> ErrorDocument:
 
     kinds, origins = errors_pb2.ContainerError, execution_pb2.ExecutionError
     error = errors_pb2.ContainerError(
-        code=encodable(verdict.code),
+        code=encodable(verdict.error.error_code),
         message=encodable(str(verdict.error)),
-        kind=kinds.RECOVERABLE if verdict.kind is Kind.RECOVERABLE else kinds.NON_RECOVERABLE,
-        origin=origins.SYSTEM if verdict.origin is Origin.SYSTEM else origins.USER,
+        kind=kinds.NON_RECOVERABLE if verdict.payer is Payer.NOBODY else kinds.RECOVERABLE,
+        origin=origins.SYSTEM if verdict.payer is Payer.FLYTE else origins.USER,
         worker=worker,
     )
     error.timestamp.FromNanoseconds(verdict.time_ns)
