@@ -87,7 +87,7 @@ class NodeAgent(Loop):
         self._ranks: Ranks | None = None
         self._saving: RoundSaving | None = None
         self._hangs: HangWatch | None = None
-        self._checks = Checks(plan)
+        self._checks: Checks | None = None
         self._disk = DiskWatch(plan.limit)
         self._start: StartRanks | None = None  # what this node does in the round
         self._failures = 0  # of the round's ranks, as told
@@ -246,11 +246,11 @@ class NodeAgent(Loop):
     def _begin(self, start: StartRanks) -> None:
         if self._job.meeting is not None:
             self._job.meeting.open(start.round, CHECKS if start.is_checks else start.number)
-        if start.is_checks:
-            self._checks.begin(start)
-            return
         plan = self.plan
         self._close_round()  # of one whose ranks had returned
+        if start.is_checks:
+            self._checks = Checks(plan, start)
+            return
         if self.report.rounds:  # the first round has its own start line
             if plan.settings.scratch.keep == "never":
                 # What filled the disk must not keep the next round from starting.
@@ -314,7 +314,8 @@ class NodeAgent(Loop):
 
     def _close_round(self) -> None:
         ranks, self._ranks, self._saving, self._hangs = self._ranks, None, None, None
-        self._checks.close()
+        if self._checks is not None:
+            self._checks.close()
         if ranks is not None:
             self._forks = self._forks and not ranks.to_be_fresh
             ranks.stop()
@@ -335,7 +336,7 @@ class NodeAgent(Loop):
         self._act(self.policy.on_fact(time.monotonic(), offer=Offer(offer.after, values)))
 
     def _look_at_checks(self) -> None:
-        checked = self._checks.look()
+        checked = self._checks.look() if self._checks is not None else None
         if checked is not None and self.policy.status.round == checked.round:
             self._checked += checked.seconds
             self._act(self.policy.on_return((), time.monotonic(), checked.report))
