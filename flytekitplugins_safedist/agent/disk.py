@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,32 +37,18 @@ _REST_OF_POD = 128 << 20
 def bytes_of(path: Path) -> int:
     """Bytes that a file, or the files below a directory, take on disk; what vanishes meanwhile counts as nothing. Of
     a file with several names each has its part: what ranks share counts once."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return 0
-    return sum(_sizes(path)) if stat.S_ISDIR(found.st_mode) else _size(found)
-
-
-def _size(found: os.stat_result) -> int:
-    return found.st_blocks * 512 // max(1, found.st_nlink)
-
-
-def _sizes(path: Path) -> Iterator[int]:
-    todo = [str(path)]  # no recursion: a task may leave directories of any depth
+    total, todo = 0, [str(path)]  # no recursion: a task may leave directories of any depth
     while todo:
+        at = todo.pop()
         try:
-            entries = list(os.scandir(todo.pop()))
+            found = os.lstat(at)
+            if stat.S_ISDIR(found.st_mode):
+                todo += [entry.path for entry in os.scandir(at)]
+            else:
+                total += found.st_blocks * 512 // max(1, found.st_nlink)
         except OSError:
             continue
-        for entry in entries:
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
-                else:
-                    yield _size(entry.stat(follow_symlinks=False))
-            except OSError:
-                continue
+    return total
 
 
 @dataclass(frozen=True)
