@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from .. import envvars
 from ..config.options import Preflight
 from ..coordinator.books import Round
 from ..coordinator.coordinator import Fitness
@@ -22,7 +21,7 @@ from ..rank.backends.torch import TorchBackend
 from ..store.patience import in_thread
 from ..texts import named
 from .actions import StartRanks
-from .orders import offered_to
+from .orders import meeting
 from .prepare import NodePlan
 
 logger = logging.getLogger(__name__)
@@ -83,18 +82,15 @@ class Checks:
                 self._process.wait(_END_SECONDS)
 
     def _check(self) -> NodeReport:
-        plan, settings, start = self._plan, self._plan.settings, self._start
+        plan, start = self._plan, self._start
         until = time.monotonic() + _OF_THE_LIMIT * self._seconds
         file = plan.scratch.orders / f"preflight-{start.round.number}.json"
         file.unlink(missing_ok=True)  # of a round of the same number
         place = Identity(start.node_rank, start.size, 0, 1, start.node_rank, start.size, start.number, plan.job.number)
-        run_id, timeout = plan.job.attempt.run_id, settings.timeouts.rendezvous
-        meets = TorchBackend().environment(place, offered_to(start), run_id=run_id, timeout=timeout)
-        meeting = {envvars.MEETING: str(plan.meeting)} if plan.meeting is not None else {}
-        environment = {**plan.job.ranks_environment, **meets, **meeting, envvars.ROUND: str(CHECKS)}
+        meets = meeting(start, plan, place, TorchBackend(), CHECKS)
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", probe.__name__, str(plan.scratch.path), str(file), str(until)],
-            env={**environment, **plan.job.call.variables},
+            env={**plan.job.ranks_environment, **meets, **plan.job.call.variables},
             cwd=plan.scratch.path,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
