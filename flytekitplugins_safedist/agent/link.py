@@ -146,7 +146,7 @@ class Link:
     def drop(self) -> None:
         """This leader is not the job's any more."""
         self._is_left = True
-        self._shut()
+        _shut(self._sock)
 
     def close(self) -> None:
         """Let go, when what was said is on its way."""
@@ -154,7 +154,7 @@ class Link:
         self._may_look.set()
         self._out.put(None)
         self._sender.join(_LAST_WORDS_SECONDS)
-        self._shut()
+        _shut(self._sock)
 
     def missing_error(self) -> RendezvousTimeoutError:
         """That it was not found in time, with what was seen last in its place; or was, and does not lead."""
@@ -182,11 +182,6 @@ class Link:
             hint="see what Kubernetes waits for: kubectl describe the pod of that name, its service, a network policy "
             "that blocks the port; or raise timeouts.rendezvous",
         )
-
-    def _shut(self) -> None:
-        sock = self._sock
-        if sock is not None:
-            _shut(sock)
 
     # --- threads ------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -269,10 +264,9 @@ class Link:
         if self._own is not None:
             return None if self._closed.is_set() else self._own()
         last = (self._address,) if self._address and not self._is_left else ()  # a reset is no reason to wait for DNS
-        if self._is_left:
-            self._closed.wait(jittered(_LONGEST_PAUSE, 0.75, 1.25))
-        elif self._was_short:  # most likely the next one will be no longer
-            self._closed.wait(jittered(_PAUSE, 0.75, 1.25))
+        # After a connection that was short most likely the next one will be no longer.
+        pause = _LONGEST_PAUSE if self._is_left else _PAUSE if self._was_short else 0.0
+        self._closed.wait(jittered(pause, 0.75, 1.25))
         while not self._closed.is_set():
             missing = NO_ADDRESS
             addresses = last or whereabouts(self._endpoint) or ()
@@ -373,9 +367,10 @@ class Link:
         logger.info(f"waiting for {self._who} for {times} ({missing.seen}); {awaits}")
 
 
-def _shut(sock: socket.socket) -> None:
-    with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+def _shut(sock: socket.socket | None) -> None:
+    if sock is not None:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def pause_after(waited: float) -> float:

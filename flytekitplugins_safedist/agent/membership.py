@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,8 @@ from ..coordinator.coordinator import Fitness
 from ..coordinator.messages import Status
 from ..coordinator.rules import Rules
 from ..coordinator.server import SHUTDOWN_SECONDS, Inbox, Server, SignStore
-from ..coordinator.wire import Note, RankPicture
+from ..coordinator.wire import Note
 from ..errors import RendezvousError, TopologyError
-from ..hangs.snapshot import Snapshot
 from ..record.clocks import Offset
 from ..topology import Endpoint, Topology
 from . import life
@@ -98,10 +97,6 @@ class Membership:
     def leads(self) -> bool:
         """Whether the coordinator is in this process."""
         return self._server is not None
-
-    def show(self, round_: str, look: int, snapshots: Sequence[Snapshot]) -> None:
-        """Put a picture of this node's ranks where the coordinator is."""
-        self.link.put(RankPicture(round_, look, tuple(snapshots)).frame())
 
     def note(self, text: str) -> None:
         """Send node 0 the record of this node's part in the run; there it is already."""

@@ -16,7 +16,7 @@ from .. import envvars
 from ..config.grace_period import END_SECONDS
 from ..coordinator.messages import HangNotice, Offer
 from ..coordinator.ports import ReservedPort
-from ..coordinator.wire import HangEvidence
+from ..coordinator.wire import HangEvidence, RankPicture
 from ..errors import JobInterruptedError
 from ..failures import is_full
 from ..hangs import picture
@@ -349,7 +349,8 @@ class NodeAgent(Loop):
     # --- hangs --------------------------------------------------------------------------------------------------------
     def _take_picture(self, look: int) -> None:
         if self._hangs is not None:
-            self._job.show(str(self.policy.status.round), look, self._hangs.snapshots())
+            taken = RankPicture(str(self.policy.status.round), look, tuple(self._hangs.snapshots()))
+            self._job.link.put(taken.frame())
             self._act(self.policy.on_fact(time.monotonic(), looked=look))
 
     def _keep_evidence(self, evidence: HangEvidence) -> None:

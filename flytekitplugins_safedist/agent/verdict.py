@@ -140,11 +140,15 @@ def cause_of(outcome: RankOutcome, round_: Round, at: Status, *, limit: int, dis
         disk: what scratch may hold there, and does, where that matters.
         limit: bytes of its text.
     """
+
+    def dump(told: RankOutcome) -> str:
+        return json.dumps({"outcome": told.to_json(), "disk": encodable(disk[:_DISK_CHARACTERS])}, ensure_ascii=False)
+
     return Cause(
         round_,
         outcome.rank,
         _name(outcome)[:_NAME_CHARACTERS],
-        _dumped(outcome, disk, limit),
+        dump(outcome.fitting(limit, dump)),
         outcome.time_ns,
         echo=outcome.end.echo,
         repeats=(outcome.raised is not None and outcome.raised.repeats)
@@ -164,13 +168,6 @@ def told_by(cause: Cause) -> tuple[RankOutcome, str] | None:
         return RankOutcome.from_json(data["outcome"]), str(data["disk"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _dumped(outcome: RankOutcome, disk: str, limit: int) -> str:
-    def dump(cause: RankOutcome) -> str:
-        return json.dumps({"outcome": cause.to_json(), "disk": encodable(disk[:_DISK_CHARACTERS])}, ensure_ascii=False)
-
-    return dump(outcome.fitting(limit, dump))
 
 
 def _name(outcome: RankOutcome) -> str:
