@@ -130,11 +130,16 @@ class Ranks:
                 member.outcome = self._outcome(member)
         if self._slow_after is not None and time.monotonic() > self._slow_after:
             self._slow_after = None
-            if importing := _listed(self._importing()):
+            if importing := _listed(self._importing):
                 logger.info(f"rank(s) {importing} import {self.plan.order.source.shown}: {_SLOW_SECONDS:g} s so far")
 
+    @property
+    def _left(self) -> list[_Member]:
+        return [each for each in self._members if each.running]
+
+    @property
     def _importing(self) -> list[_Member]:
-        return [each for each in self._members if each.running and not each.page.begun and each.outcome is None]
+        return [each for each in self.running if not each.page.begun]
 
     @property
     def to_be_fresh(self) -> bool:
@@ -173,7 +178,7 @@ class Ranks:
         what SIGKILL cannot end (a process that waits for a wedged GPU or NFS) does not take back what it reported."""
         if not all(member.outcome and member.outcome.status is Status.SUCCEEDED for member in self._members):
             return False
-        lingering = [member for member in self._members if member.running]
+        lingering = self._left
         if not lingering:
             return True
         self._all_reported = self._all_reported or time.monotonic()
@@ -188,12 +193,12 @@ class Ranks:
                 "(a thread or an exit handler that does not return); ending them"
             )
             self._end(signal.SIGKILL, KILL_SECONDS)
-            self._give_up(lingering)
+            self._give_up()
         return False
 
-    def _give_up(self, lingering: Sequence[_Member]) -> None:
+    def _give_up(self) -> None:
         """Go on without ranks that SIGKILL has not ended."""
-        left = [member for member in lingering if member.running]
+        left = self._left
         for member in left:
             member.given_up = True
         if left:
@@ -214,7 +219,7 @@ class Ranks:
             self._start_deadline = time.monotonic() + seconds
             return None
         self._start_deadline = None
-        waiting = self._importing()
+        waiting = self._importing
         if not waiting:
             return None
         self.note_stacks(waiting)
@@ -231,7 +236,7 @@ class Ranks:
 
     def note_stacks(self, members: Sequence[_Member] | None = None) -> None:
         """Have ranks write where they are, before they are ended or lose the others: those that still run."""
-        members = members or [member for member in self._members if member.running and member.page.begun]
+        members = members or [each for each in self._left if each.page.begun]
         ranks = {each.rank: (each.pid, each.order.files.stacks) for each in members if each.outcome is None}
         found = stacks.ask(ranks, self.plan.server.ask_for_stacks)
         shown = ""
@@ -260,7 +265,7 @@ class Ranks:
     @property
     def running(self) -> list[_Member]:
         """Those that have not ended."""
-        return [member for member in self._members if member.running and member.outcome is None]
+        return [each for each in self._left if each.outcome is None]
 
     def stand(self) -> str:
         """Where they are at this moment, in a phrase for each place; within a second or so."""
@@ -283,7 +288,7 @@ class Ranks:
     @property
     def are_gone(self) -> bool:
         """Whether no process of these ranks is left to be waited for."""
-        return not any(member.running for member in self._members)
+        return not self._left
 
     @property
     def has_stacks(self) -> bool:
@@ -308,12 +313,11 @@ class Ranks:
         """
         self._stopping_since_ns = self._stopping_since_ns or time.time_ns()
         seconds = self.plan.settings.timeouts.stop
-        running = [member.pid for member in self._members if member.running]
-        if patience > seconds and any(cleanup.catches(pid, number) for pid in running):
+        if patience > seconds and any(cleanup.catches(each.pid, number) for each in self._left):
             seconds = patience
         try:
             self._end(number, seconds, meanwhile)
-            if left := _listed([member for member in self._members if member.running]):
+            if left := _listed(self._left):
                 name = signal.Signals(number).name
                 logger.warning(f"rank(s) {left} did not end within {seconds:.1f} s of {name}, and are killed")
             self._end(signal.SIGKILL, KILL_SECONDS, meanwhile)
@@ -330,12 +334,10 @@ class Ranks:
             logger.warning(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
 
     def _end(self, number: int, patience: float, meanwhile: Callable[[], object] = bool) -> None:
-        running = [member.pid for member in self._members if member.running]
-        if not running:
-            return
-        self.plan.server.signal(running, number)
+        if self._left:
+            self.plan.server.signal([each.pid for each in self._left], number)
         deadline = time.monotonic() + patience
-        while any(member.running for member in self._members):
+        while self._left:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
