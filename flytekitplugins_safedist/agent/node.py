@@ -285,7 +285,8 @@ class NodeAgent(Loop):
         if ranks is not None:
             if not ranks.has_stacks and (ranks.failures or shows_stacks) and not self._has_own_cause(ranks):
                 ranks.note_stacks()  # of those that have lost nobody: one of them may be whom others have waited for
-            number, hear = int(self._told_to_stop or signal.SIGTERM), partial(self._hear, 0.0)
+            number = signal.SIGTERM if self._told_to_stop is None else self._told_to_stop.number
+            hear = partial(self._hear, 0.0)
             ranks.stop(number, patience=self._patience(), drain=self._drain, meanwhile=hear)
             found = self._tell_failure(ranks, held=self._held(ranks))
             if found is not None:
@@ -301,7 +302,7 @@ class NodeAgent(Loop):
     def _patience(self) -> float:
         """Seconds that ranks with a handler of their own have, to save their work."""
         stop = self._told_to_stop
-        if stop is None or int(stop) != signal.SIGTERM:
+        if stop is None or stop.number != signal.SIGTERM:
             return 0.0
         return max(0.0, stop.at + self._job.rules.preemption - time.monotonic())
 
@@ -376,31 +377,29 @@ class NodeAgent(Loop):
         stays = self._job.rules.preemption if self._may_stay(number) else 0.0
         return stays + self.plan.settings.timeouts.stop + END_SECONDS
 
-    def _stop(self, number: Signalled) -> None:
+    def _stop(self, signalled: Signalled) -> None:
         """Leave; but let the ranks of the whole job save first, where they would.
 
         Only SIGTERM waits, which is what Kubernetes sends before it takes a pod away. Who presses Ctrl-C wants the end
         now.
         """
-        self._told_to_stop = number
-        name = signal.Signals(int(number)).name
-        stays = self._may_stay(int(number))
-        self._act(self.policy.on_stop(f"told to stop by {name}", number.at, time.monotonic(), stays=stays))
+        self._told_to_stop = signalled
+        stays, why = self._may_stay(signalled.number), f"told to stop by {signalled.number.name}"
+        self._act(self.policy.on_stop(why, signalled.at, time.monotonic(), stays=stays))
         if stays and self._ranks is not None:  # it may be for a time-out of the task's, which says no more than that
-            number.stood = self._ranks.stand()
+            signalled.stood = self._ranks.stand()
 
     def _may_stay(self, number: int) -> bool:
         """Whether there are ranks that could save; the checks of a node are none, and answer no call."""
         return number == signal.SIGTERM and self._ranks is not None
 
-    def _interrupted(self, number: Signalled) -> JobInterruptedError:
-        name = signal.Signals(int(number)).name
+    def _interrupted(self, signalled: Signalled) -> JobInterruptedError:
         return JobInterruptedError(
-            f"told to stop by {name}; every rank has been ended",
+            f"told to stop by {signalled.number.name}; every rank has been ended",
             where={"node_rank": self.report.node_rank},
-            seen=number.stood or None,
+            seen=signalled.stood or None,
             hint="nothing is wrong with the task: see who asked (a preemption, an eviction, a person)",
-        ).by(number)
+        ).by(signalled.number)
 
 
 def _is_of_full_disk(outcome: RankOutcome) -> bool:
