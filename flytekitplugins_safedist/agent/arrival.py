@@ -32,7 +32,6 @@ from ..store.patience import within
 from ..texts import named
 from ..topology import Topology
 from . import ending
-from .actions import Exit
 from .leader_store import ANSWER_SECONDS, RENEW_SECONDS, LeaderStore, NoStore
 from .loop import Loop
 from .membership import Membership
@@ -218,21 +217,12 @@ def _arrive_with(error: SafedistError, attempt: Attempt) -> bool:
     at = NodeStatus(rules.job, "", place.node_rank, 0.0, socket.gethostname(), place.machine)
     cannot = cause_of(_outcome(error, place), NO_ROUND, at, limit=rules.text_bytes)
     job = Membership(rules, place, attempt.store(), cannot=cannot)
-    uploads = False
     try:
         logger.info(f"this node cannot begin, which the others are told: {named(error)}")
-        finish = Loop(job).drive()
-        if isinstance(finish, Exit):
-            if finish.code != 0:
-                raise ending.undecided(finish, job)
-            return False
-        stopping.finish()
-        ending.stay(job)
-        uploads = True
-        return True
-    finally:
-        if not uploads:
-            job.close(decided=False)
+        return Loop(job).to_the_end()
+    except BaseException:
+        job.close(decided=False)
+        raise
 
 
 def _outcome(error: SafedistError, place: Topology) -> RankOutcome:

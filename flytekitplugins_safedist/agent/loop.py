@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import stopping
 from ..coordinator.messages import Want
 from ..coordinator.sign import StoreLook
 from ..errors import SafedistError
+from . import ending
 from .actions import Action, DropLink, Exit, LookAtStore, Say, Upload
 from .link import LinkLost
 from .membership import Membership
@@ -68,6 +70,29 @@ class Loop:
             self._act(self.policy.on_tick(time.monotonic()))
             self._carry_out()
         return self._finish
+
+    def to_the_end(self) -> bool:
+        """Drive until the job has ended, and leave in order.
+
+        Returns:
+            Whether this node is the one to upload the end; if not, the upload is done.
+
+        Raises:
+            SafedistError: nothing is uploaded, or nobody here knows.
+        """
+        finish, job = self.drive(), self._job
+        if isinstance(finish, Exit):
+            if finish.code != 0:
+                raise ending.undecided(finish, job)
+            logger.info(finish.why)
+            job.close(decided=True)
+            return False
+        stopping.finish()
+        if job.rules.is_alone:
+            job.close(decided=False)  # nobody else is to hear of it
+        else:
+            ending.stay(job)
+        return True
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _hear(self, seconds: float) -> None:

@@ -16,7 +16,6 @@ from ..rank import literals
 from ..record import run_page
 from ..store.errors import one_line
 from . import arrival, checks, ending, memory, prepare
-from .actions import Exit
 from .membership import Membership
 from .node import NodeAgent, Report
 from .policy import DECIDED
@@ -109,7 +108,8 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
     agent = NodeAgent(plan, joined)
     held.callback(agent.record.close)
     try:
-        is_ours = _to_the_end(agent, joined)
+        with of_platform():
+            is_ours = agent.to_the_end()
         if is_ours:
             _show(agent)
     except BaseException as error:
@@ -133,24 +133,6 @@ def _show(agent: NodeAgent) -> None:
     verdict = agent.report.verdict
     failure = {} if verdict is None else {"code": verdict.error.error_code, "cause": str(verdict.error)}
     agent.report.shown = agent.record.show(logger.info, **failure)
-
-
-def _to_the_end(agent: NodeAgent, joined: Membership) -> bool:
-    """Drive this node's ranks until the job has ended, and leave in order. Whether this node is the one to upload."""
-    with of_platform():
-        finish = agent.drive()
-    if isinstance(finish, Exit):
-        if finish.code != 0:
-            raise ending.undecided(finish, joined)
-        logger.info(finish.why)
-        joined.close(decided=True)
-        return False
-    stopping.finish()
-    if joined.rules.is_alone:
-        joined.close(decided=False)  # nobody else is to hear of it
-    else:
-        ending.stay(joined)
-    return True
 
 
 @contextlib.contextmanager
