@@ -22,17 +22,15 @@ from ..coordinator.books import NO_ROUND
 from ..coordinator.messages import Status as NodeStatus
 from ..coordinator.messages import Want
 from ..coordinator.rules import Rules
-from ..coordinator.server import SignStore
 from ..errors import NodeLostError, SafedistError, TopologyError
 from ..failures import Failure
 from ..rank import recording, task_context
 from ..rank.outcome import NO_RANK, RankOutcome, Status
 from ..store.errors import one_line
-from ..store.patience import within
 from ..texts import named
 from ..topology import Topology
 from . import ending
-from .leader_store import ANSWER_SECONDS, RENEW_SECONDS, LeaderStore, NoStore
+from .leader_store import RENEW_SECONDS, LeaderStore, NoStore
 from .loop import Loop
 from .membership import Membership
 from .verdict import cause_of
@@ -92,18 +90,10 @@ class Attempt:
             renew=min(RENEW_SECONDS, timeouts.heartbeat),
         )
 
-    def verdict_is_there(self) -> bool:
-        """Whether its outputs, or its one error, are in the store. Asks it; raises TimeoutError where it says
-        nothing."""
-        prefix, access = self.flyte.output_metadata_prefix, task_context.store()
-        return prefix is not None and within(ANSWER_SECONDS, lambda: task_context.uploaded_to(prefix, access))
-
-    def store(self) -> SignStore:
+    def store(self) -> LeaderStore | NoStore:
         """Where the leader's sign is, and the verdict; nowhere, where there is no store."""
-        prefix, access = self.flyte.output_metadata_prefix, task_context.store()
-        if prefix is None:
-            return NoStore()
-        return LeaderStore(prefix, access, lambda: task_context.uploaded_to(prefix, access))
+        prefix = self.flyte.output_metadata_prefix
+        return NoStore() if prefix is None else LeaderStore(prefix, task_context.store())
 
 
 def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) -> str:

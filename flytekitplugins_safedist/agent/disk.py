@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,19 +96,13 @@ def usage(job: JobScratch, round_: int, ranks: Iterable[int]) -> Usage:
         return sum(map(bytes_of, (own.path, own.caches, log, errors)))
 
     by_rank = tuple((rank, of(rank)) for rank in ranks)
-    try:
+    free, earlier = None, 0
+    with suppress(OSError):
         earlier = sum(map(bytes_of, scratch.other_rounds(job, round_)))
-    except OSError:
-        earlier = 0
+    with suppress(OSError):  # the directory is gone, or its file system fails: which is what the caller is about to say
+        free = shutil.disk_usage(job.path).free
     together = bytes_of(job.node) + bytes_of(job.inputs)
-    return Usage(path=job.path, by_rank=by_rank, free=_free(job.path), earlier=earlier, together=together)
-
-
-def _free(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(path).free
-    except OSError:  # the directory is gone, or its file system fails: which is what the caller is about to say
-        return None
+    return Usage(path=job.path, by_rank=by_rank, free=free, earlier=earlier, together=together)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
     job = Job.of(call)
     place = job.attempt.topology
     # Again: staging may have taken its time; and with a command of the user's own nobody has looked before it.
-    if not place.alone and ending.is_decided(job.attempt.verdict_is_there):
+    if not place.alone and ending.is_decided(job.attempt.store().is_decided):
         with call.server or contextlib.nullcontext():
             logger.info(DECIDED)
         return Elsewhere()

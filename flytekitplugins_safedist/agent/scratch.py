@@ -204,17 +204,13 @@ def own(job: JobScratch, *, is_kept: bool) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # where there is no room, it is only not removed later
-            _own(job, held, is_kept=is_kept)
+            if mount_of(job.path).is_local:  # else a lock may be waited for without end
+                # systemd removes what is old in /tmp, and leaves alone what is locked (tmpfiles.d(5)).
+                _lock(job.path, os.O_DIRECTORY, held)
+                owner = _lock(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, held)
+                # Under the lock: who gets it and finds nothing written has come between, and leaves it alone.
+                os.write(owner, _KEPT if is_kept else _GOES)
         yield
-
-
-def _own(job: JobScratch, held: contextlib.ExitStack, *, is_kept: bool) -> None:
-    if not mount_of(job.path).is_local:
-        return  # a lock may be waited for without end
-    # systemd removes what is old in /tmp, and leaves alone what is locked (tmpfiles.d(5)).
-    _lock(job.path, os.O_DIRECTORY, held)
-    # Under the lock: who gets it and finds nothing written has come between, and leaves the directory alone.
-    os.write(_lock(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, held), _KEPT if is_kept else _GOES)
 
 
 def _lock(path: Path, how: int, held: contextlib.ExitStack) -> int:
