@@ -58,7 +58,7 @@ class Attempt:
 
     Attributes:
         topology: this node's place.
-        settings: the job's.
+        settings: the job's, with the number of ranks that this pod has room for.
         flyte: what flytekit knows of it.
         run_id: names it; the same on every node.
     """

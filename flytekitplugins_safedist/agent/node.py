@@ -190,29 +190,25 @@ class NodeAgent(Loop):
             ranks.note_stacks()
             self._tell_failure(ranks)
 
-    def _tell_failure(self, ranks: Ranks, *, held: str = "") -> RankOutcome | None:
-        found = self._found(ranks)
+    def _tell_failure(self, ranks: Ranks, *, measures: bool = False) -> RankOutcome | None:
+        blamed = () if self._blamed is None else (self._blamed,)
+        found = root_cause((*blamed, *ranks.outcomes()))
         if found is None:
             return None
         if self._joins_in_vain(found, is_in_function=ranks.pages[found.rank].begun):
             raise cannot_do_its_part(judge(found, NOT_STARTED).error, self._job.place)
-        status, limit = self.policy.status, self._job.rules.text_bytes
-        if _is_of_full_disk(found) and not held:
-            limit //= 2  # of two wordings the longer one stays: that with what scratch holds
+        status, limit, held = self.policy.status, self._job.rules.text_bytes, ""
+        if found.raised is not None and is_full(found.raised.errnos):
+            if measures:
+                held = self._held(ranks)
+            else:
+                limit //= 2  # of two wordings the longer one stays: that with what scratch holds
         cause = cause_of(found, status.round, status, limit=limit, disk=held)
         self._act(self.policy.on_failure(cause, time.monotonic()))
         return found
 
-    def _found(self, ranks: Ranks) -> RankOutcome | None:
-        blamed = () if self._blamed is None else (self._blamed,)
-        return root_cause((*blamed, *ranks.outcomes()))
-
     def _held(self, ranks: Ranks) -> str:
-        """What scratch may hold, and does, where a rank has found its disk full. With millions of files that takes long
-        to see, and nobody waits for that."""
-        found = self._found(ranks)
-        if found is None or not _is_of_full_disk(found):
-            return ""
+        """What scratch may hold, and does. With millions of files that takes long to see, and nobody waits for that."""
         limit = self.plan.limit
         limited = "with no size limit" if limit is None else f"limited to {limit}"
         with suppress(TimeoutError):
@@ -288,7 +284,7 @@ class NodeAgent(Loop):
             number = signal.SIGTERM if self._told_to_stop is None else self._told_to_stop.number
             hear = partial(self._hear, 0.0)
             ranks.stop(number, patience=self._patience(), drain=self._drain, meanwhile=hear)
-            found = self._tell_failure(ranks, held=self._held(ranks))
+            found = self._tell_failure(ranks, measures=True)
             if found is not None:
                 self.report.decks = ranks.decks()
             returned = tuple(ranks.returned())
@@ -400,7 +396,3 @@ class NodeAgent(Loop):
             seen=signalled.stood or None,
             hint="nothing is wrong with the task: see who asked (a preemption, an eviction, a person)",
         ).by(signalled.number)
-
-
-def _is_of_full_disk(outcome: RankOutcome) -> bool:
-    return outcome.raised is not None and is_full(outcome.raised.errnos)

@@ -79,14 +79,12 @@ class Job:
 
     Attributes:
         call: the task, and how it is called.
-        settings: its configuration, with the number of ranks that this pod has room for.
         backend: how its ranks meet.
         attempt: Flyte's, and this node's place in it.
         name: see :func:`.arrival.job_name`.
     """
 
     call: TaskCall
-    settings: Registered
     backend: backends.TorchBackend
     attempt: arrival.Attempt
     name: str
@@ -109,12 +107,12 @@ class Job:
         flyte = task_context.take()
         settings = replace(settings, nproc_per_node=place.nproc_per_node)
         attempt = arrival.Attempt(place, settings, flyte, arrival.run_id(flyte, call.environment))
-        return cls(call, settings, backends.create(settings.backend), attempt, arrival.job_name(flyte))
+        return cls(call, backends.create(settings.backend), attempt, arrival.job_name(flyte))
 
     @property
     def ranks_environment(self) -> dict[str, str]:
         """What ranks inherit."""
-        return {**backends.inherited(self.settings, self.call.environment), **self.call.variables}
+        return {**backends.inherited(self.attempt.settings, self.call.environment), **self.call.variables}
 
     @property
     def is_local(self) -> bool:
@@ -181,7 +179,7 @@ class NodePlan:
     @property
     def settings(self) -> Registered:
         """The job's."""
-        return self.job.settings
+        return self.job.attempt.settings
 
     @property
     def scratch(self) -> JobScratch:
@@ -223,7 +221,7 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
         job: the job.
         held: takes over what is started.
     """
-    settings, call = job.settings, job.call
+    settings, call = job.attempt.settings, job.call
     job.backend.find()
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
@@ -262,6 +260,7 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
 
 
 def _order(job: Job, made: JobScratch) -> JobOrder:
+    settings = job.attempt.settings
     return JobOrder(
         source=job.call.source,
         cwd=Path.cwd(),
@@ -269,8 +268,8 @@ def _order(job: Job, made: JobScratch) -> JobOrder:
         argv=tuple(sys.argv),
         inputs=made.orders / "inputs.pb",
         flyte=job.attempt.flyte,
-        upload_timeout=job.settings.timeouts.upload,
-        shared_inputs=made.inputs if job.settings.scratch.share_inputs else None,
+        upload_timeout=settings.timeouts.upload,
+        shared_inputs=made.inputs if settings.scratch.share_inputs else None,
     )
 
 
