@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -109,14 +109,10 @@ def _unfit(why: str) -> NodeReport:
     return NodeReport(troubles=(Trouble("Checks", is_broken=True, text=f"its checks {why}"),))
 
 
-def judged_by(preflight: Preflight | None) -> Callable[[Mapping[int, str], Mapping[int, str]], Fitness]:
+def judge_reports(preflight: Preflight | None, reports: Mapping[int, str], names: Mapping[int, str]) -> Fitness:
     """Judges the reports of all nodes, as the task's settings say."""
-
-    def judge_reports(reports: Mapping[int, str], names: Mapping[int, str]) -> Fitness:
-        read = {rank: NodeReport.from_dict(json.loads(report)) for rank, report in reports.items()}
-        if preflight is None:
-            return Fitness("", "")
-        judged = judge(read, names, preflight.slow)
-        return Fitness(judged.text, judged.code if preflight.action == "fail" else "")
-
-    return judge_reports
+    if preflight is None:
+        return Fitness("", "")
+    read = {rank: NodeReport.from_dict(json.loads(report)) for rank, report in reports.items()}
+    judged = judge(read, names, preflight.slow)
+    return Fitness(judged.text, judged.code if preflight.action == "fail" else "")

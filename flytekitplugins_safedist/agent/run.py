@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
@@ -102,7 +103,7 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
         attempt.rules(),
         place,
         attempt.store(),
-        judge_reports=checks.judged_by(plan.settings.preflight),
+        judge_reports=partial(checks.judge_reports, plan.settings.preflight),
         local=plan.meeting,
     )
     agent = NodeAgent(plan, joined)
