@@ -41,19 +41,14 @@ class Done:
     types: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Elsewhere:
-    """The job has ended, and another node has uploaded how."""
-
-
-def run(call: TaskCall) -> Done | Elsewhere | Verdict:
+def run(call: TaskCall) -> Done | Verdict | None:
     """Run one job on this node.
 
     Args:
         call: the task, and how it is called.
 
     Returns:
-        What rank 0 made; ``Elsewhere`` on every other node; or the verdict on why the job failed.
+        What rank 0 made, or the verdict on why the job failed; None where another node uploads that.
 
     Raises:
         SafedistError: the job could not be started (scratch, a missing package), or was told to stop. Nothing of it is
@@ -67,7 +62,7 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
     if not place.alone and ending.is_decided(job.attempt.store().is_decided):
         with call.server or contextlib.nullcontext():
             logger.info(DECIDED)
-        return Elsewhere()
+        return None
     for note in place.notes:
         logger.warning(note)
     with ending.replaced_when_undecided(place), of_platform(), contextlib.ExitStack() as held:
@@ -78,7 +73,7 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
             if error.is_platforms:
                 arrival.mention(error, job.attempt)
             elif arrival.is_told(error, job.attempt):
-                return Elsewhere()
+                return None
             raise
         logger.info(_start_line(plan))
         loss = memory.loss_of_all(memory.cgroup())
@@ -86,7 +81,7 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
             logger.info(loss)
         report, is_ours = _attend(plan, held)
         plan.scratched.succeeded = report.has_succeeded
-        result = _result(report) if is_ours else Elsewhere()
+        result = _result(report) if is_ours else None
     # Last, when all is tidied up: a log is read from its end.
     by_hand = job.is_local and report.verdict is not None and is_ctrl_c(report.verdict.error)
     logger.info(INTERRUPTED + _where(report) if by_hand else _end_line(report, plan.seconds))

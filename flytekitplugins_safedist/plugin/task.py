@@ -150,7 +150,7 @@ class SafeTask(SerializesToKubeflow):
             raise
         if isinstance(result, run.Done):
             return result
-        if isinstance(result, run.Elsewhere):
+        if result is None:
             raise IgnoreOutputs("node 0 has uploaded the result of this job")
         self._take_decks(FlyteContextManager.current_context(), result.decks)
         if run.is_ctrl_c(result.error):

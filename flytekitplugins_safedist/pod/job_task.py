@@ -81,7 +81,7 @@ class JobTask:
             raise
         if isinstance(result, run.Done):
             return result
-        if isinstance(result, run.Elsewhere):
+        if result is None:
             stopping.decided(0)
             # flytekit takes its IgnoreOutputs for an error and logs it as one; this ends the process as well, with
             # nothing uploaded, and without a word.
