@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -342,18 +342,10 @@ def _remove(path: Path, seconds: float) -> None:
 
 
 def _check_room(root: Path, limit: int | None) -> None:
-    try:
+    with suppress(OSError):  # there is none, or it cannot be used: nor can the job's directory be made there
         free = shutil.disk_usage(root).free
-    except OSError as error:
-        raise ScratchError(
-            "the scratch directory cannot be used",
-            where={"path": root},
-            seen=str(error.strerror),
-            expected="an existing directory that this user may write",
-            hint="create it, or set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to another",
-        ) from error
-    if limit is not None and free < limit:
-        logger.warning(
-            f"Scratch(size_limit=...) allows {human(limit)}, but {root} has only "
-            f"{human(free)} free: the disk will be full before the limit is reached"
-        )
+        if limit is not None and free < limit:
+            logger.warning(
+                f"Scratch(size_limit=...) allows {human(limit)}, but {root} has only "
+                f"{human(free)} free: the disk will be full before the limit is reached"
+            )
