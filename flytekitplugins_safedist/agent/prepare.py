@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from .. import envvars, topology
 from ..config.options import SCRATCH_MOUNT, Scratch
 from ..config.registered import Registered
-from ..errors import ScratchError, TopologyError
+from ..errors import TopologyError
 from ..hangs.gpus import GpuWatch
 from ..rank import backends, literals, task_context
 from ..rank.order import JobOrder, TaskSource
@@ -243,7 +243,8 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
         found = _scanned(call)
         variables = {**job.ranks_environment, **caches, **call.variables}
         server.take(found.steps, environment=variables, path=list(map(os.path.abspath, call.sys_path)))
-    _write_inputs(call.inputs, order.inputs)
+    with scratch.making("the task's inputs cannot be written to the scratch directory", order.inputs):
+        literals.write_literals(call.inputs, order.inputs)
     if not server.is_ready(_SLOW_SECONDS):
         logger.info(f"libraries are imported for all ranks: {_SLOW_SECONDS:g} s so far")
     imported = server.ready(settings.timeouts.start)
@@ -255,8 +256,7 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
         logger.info(each)
     limit = disk.limit_of(settings, call.environment)
     gpus = held.enter_context(GpuWatch(logger.warning))
-    seconds = time.monotonic() - started
-    return NodePlan(job, server, order, scratched, unsafe, limit, gpus, seconds)
+    return NodePlan(job, server, order, scratched, unsafe, limit, gpus, time.monotonic() - started)
 
 
 def _order(job: Job, made: JobScratch) -> JobOrder:
@@ -271,14 +271,6 @@ def _order(job: Job, made: JobScratch) -> JobOrder:
         upload_timeout=settings.timeouts.upload,
         shared_inputs=made.inputs if settings.scratch.share_inputs else None,
     )
-
-
-def _write_inputs(inputs: LiteralMap, path: Path) -> None:
-    try:
-        literals.write_literals(inputs, path)
-    except OSError as error:
-        what, hint = "the task's inputs cannot be written to the scratch directory", scratch.remedy(error)
-        raise ScratchError(what, where={"path": path}, seen=str(error.strerror), hint=hint) from error
 
 
 def _scanned(call: TaskCall) -> Scan:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import LaunchError, SafedistError, ScratchError
+from ..errors import LaunchError, SafedistError
 from ..failures import Failure, speaks_of_timeout
 from ..hangs import picture, stacks
 from ..hangs.processes import Process
@@ -103,15 +103,9 @@ class Ranks:
             follower.start()
 
     def _page_for(self, order: RankOrder) -> AgentPage:
-        try:
+        what = "the memory that a rank shares with its agent cannot be made"
+        with scratch.making(what, order.files.page, rank=order.context.rank):
             page = shared_page.make(order.files.page)
-        except OSError as error:
-            raise ScratchError(
-                "the memory that a rank shares with its agent cannot be made",
-                where={"path": order.files.page, "rank": order.context.rank},
-                seen=str(error),
-                hint=scratch.remedy(error),
-            ) from error
         page.stays(self.plan.settings.timeouts.preemption)
         return page
 

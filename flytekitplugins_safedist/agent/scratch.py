@@ -42,11 +42,20 @@ multiprocessing's ``/pymp-xxxxxxxx/listener-xxxxxxxx`` takes 32 bytes, torch's `
 _LONGEST_TMP = Path("999-9999")
 
 
-def remedy(error: OSError) -> str:
-    """What to do where a file of a job cannot be made."""
-    known = of_errno(error.errno)
-    hint = "see the error: it is of that directory's file system" if known is None else known.hint
-    return f"{hint} (Scratch(path=...) names the directory)"
+@contextlib.contextmanager
+def making(what: str, path: Path, **where: object) -> Iterator[None]:
+    """Inside, a file of a job is made.
+
+    Raises:
+        ScratchError: it cannot; *what* says so.
+    """
+    try:
+        yield
+    except OSError as error:
+        known = of_errno(error.errno)
+        hint = "see the error: it is of that directory's file system" if known is None else known.hint
+        hint = f"{hint} (Scratch(path=...) names the directory)"
+        raise ScratchError(what, where={"path": path, **where}, seen=str(error.strerror), hint=hint) from error
 
 
 def make_job(root: Path) -> JobScratch:
