@@ -301,7 +301,6 @@ class Link:
             return REFUSED
         except OSError:
             return NO_ANSWER
-        answer: bytes = b""
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             answer = self._greeted(sock, address)

@@ -49,7 +49,7 @@ class MeetingPlace:
 
     def say_again(self) -> None:
         """There is a leader again."""
-        self._soon(lambda: [self._say(number) for number in list(self._calls)])
+        self._soon(self._say_all)
 
     def take(self, answer: bytes) -> None:
         """What the leader says to a call.
@@ -125,6 +125,10 @@ class MeetingPlace:
             return await answer
         finally:
             del self._calls[number]
+
+    def _say_all(self) -> None:
+        for number in list(self._calls):
+            self._say(number)
 
     def _say(self, number: int) -> None:
         """The leader forgets what it has answered before the oldest call that waits here."""
