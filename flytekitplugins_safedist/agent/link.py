@@ -146,7 +146,7 @@ class Link:
     def drop(self) -> None:
         """This leader is not the job's any more."""
         self._is_left = True
-        _shut(self._sock)
+        self._shut()
 
     def close(self) -> None:
         """Let go, when what was said is on its way."""
@@ -154,7 +154,7 @@ class Link:
         self._may_look.set()
         self._out.put(None)
         self._sender.join(_LAST_WORDS_SECONDS)
-        _shut(self._sock)
+        self._shut()
 
     def missing_error(self) -> RendezvousTimeoutError:
         """That it was not found in time, with what was seen last in its place; or was, and does not lead."""
@@ -182,6 +182,11 @@ class Link:
             hint="see what Kubernetes waits for: kubectl describe the pod of that name, its service, a network policy "
             "that blocks the port; or raise timeouts.rendezvous",
         )
+
+    def _shut(self) -> None:
+        sock = self._sock
+        if sock is not None:
+            _shut(sock)
 
     # --- threads ------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -366,10 +371,9 @@ class Link:
         logger.info(f"waiting for {self._who} for {times} ({missing.seen}); {awaits}")
 
 
-def _shut(sock: socket.socket | None) -> None:
-    if sock is not None:
-        with suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+def _shut(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def pause_after(waited: float) -> float:
