@@ -223,6 +223,8 @@ class PreflightError(SafedistError):
     """Before the first rank a node was not fit for the job, or far slower than the others. The text names it. Flyte
     should retry: on other machines, if they are kept off this one."""
 
+    code = "SYSTEM:Preflight"
+
 
 class StagingError(SafedistError):
     """The code archive could not be fetched, verified, unpacked or published. Infrastructure: Flyte should retry."""

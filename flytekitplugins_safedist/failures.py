@@ -1,5 +1,6 @@
 """What a failure is: the one table from the evidence of one end to its code, who pays, and whose echo it is; and what
-the numbers of the kernel and the words of a store mean. Pure. docs/failures.md is made of it (scripts/failures.py).
+the numbers of the kernel and the words of a store mean. Pure. docs/failures.md has its codes from it
+(scripts/failures.py).
 
 A rank names the row of its own exception (:func:`of_exception`): it alone has the whole of it. Its agent knows more
 (the signal, the container's memory, the GPU), and asks :class:`EndOfRank` for the row of the end.
@@ -69,14 +70,12 @@ class Failure(str, Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """What becomes of one kind of failure.
+    """What becomes of one kind of failure. What the user reads of it is in docs/failures.md.
 
     Attributes:
-        what: happens, as docs/failures.md has it.
-        read: what the user reads of it, likewise.
+        what: happens: how its row in docs/failures.md begins.
         payer: of another attempt.
         code: as Flyte shows it; "" where the end has one of its own (an exception's class, a signal's name).
-        codes: what the page says of such codes.
         echo: how far it is from a cause: 0 for a cause, 4 for a mere word of another's loss.
         repeats: whether the same comes again at every start of the ranks.
         opening: of the text, before the rank that failed; with ``{rank}`` and ``{scratch}``.
@@ -84,10 +83,8 @@ class Row:
     """
 
     what: str
-    read: str
     payer: Payer = Payer.NOBODY
     code: str = ""
-    codes: str = ""
     echo: int = 0
     repeats: bool = False
     opening: str = ""
@@ -95,81 +92,40 @@ class Row:
 
 
 ROWS: dict[Failure, Row] = {
-    Failure.OWN: Row(
-        "a rank raises",
-        "rank, node, exception, in the first line; full traceback, its last log lines",
-        codes="`USER:ValueError`, or the exception's own `error_code`",
-    ),
+    Failure.OWN: Row("a rank raises"),
     Failure.COMES_AGAIN: Row(
         "a rank raises what would come again at every start (`ImportError`, `SyntaxError`, a wrong configuration)",
-        "the same, and that no restart in place was tried",
-        codes="`USER:ModuleNotFoundError`, `USER:SyntaxError`",
         repeats=True,
     ),
-    Failure.RECOVERABLE: Row(
-        "a rank raises `FlyteRecoverableException`",
-        "the same",
-        Payer.RETRIES,
-        codes="`USER:FlyteRecoverableException`",
-    ),
+    Failure.RECOVERABLE: Row("a rank raises `FlyteRecoverableException`", Payer.RETRIES),
     Failure.MISTAKE: Row(
         "a library of collectives refuses what a rank asks of it (two ranks on one GPU, an interface that is not "
-        "there, a port in use)",
-        "the library's words, of the rank that it refused, and what to do",
-        codes="`USER:RuntimeError`, `USER:DistNetworkError`",
+        "there, a port in use)"
     ),
     # It will most likely come again. Whether it is tried is for the user's retries to say.
     Failure.OUT_OF_MEMORY: Row(
-        "a rank, or a DataLoader worker of it, is OOM-killed",
-        "that, and which worker, each rank's memory high-water, the container's beside its limit, the kernel's count "
-        "of such kills, and [the line to write](#out-of-memory)",
-        Payer.RETRIES,
-        "USER:OutOfMemory",
+        "a rank, or a DataLoader worker of it, is OOM-killed", Payer.RETRIES, "USER:OutOfMemory"
     ),
-    Failure.WORKER_KILLED: Row(
-        "a DataLoader worker is killed, and the kernel was not out of memory",
-        "torch's words, with the worker's process id",
-        codes="`USER:RuntimeError`",
-    ),
-    Failure.KILLED: Row(
-        "a rank is killed from outside",
-        "signal name and likely reason",
-        Payer.FLYTE,
-        codes="`SYSTEM:SIGKILL`, `SYSTEM:SIGTERM`",
-    ),
-    Failure.CRASHED: Row(
-        "a rank crashes in native code",
-        "signal name and likely reason, the line of your code that it was in, its last log lines",
-        codes="`USER:SIGSEGV`",
-    ),
+    Failure.WORKER_KILLED: Row("a DataLoader worker is killed, and the kernel was not out of memory"),
+    Failure.KILLED: Row("a rank is killed from outside", Payer.FLYTE),
+    Failure.CRASHED: Row("a rank crashes in native code"),
     # The peers of a rank that aborts raise before its end is seen: time alone cannot tell.
-    Failure.ABORTED: Row(
-        "a rank aborts in native code",
-        "the same; an echo where another rank was gone, for gloo and NCCL abort then",
-        codes="`USER:SIGABRT`",
-        echo=3,
-    ),
-    Failure.LEFT: Row("a rank leaves by `os._exit`", "the exit code, its last log lines", codes="`USER:Exit3`"),
+    Failure.ABORTED: Row("a rank aborts in native code", echo=3),
+    Failure.LEFT: Row("a rank leaves by `os._exit`"),
     Failure.FULL_DISK: Row(
         "the disk is full, or `Scratch(size_limit=…)` is exceeded (by default: most of the pod's limit of ephemeral "
         "storage)",
-        "directory, limit, how much each rank holds",
-        codes="`USER:OSError`, over the limit `USER:ScratchError`",
         repeats=True,
         opening="rank {rank} ran out of disk space. Scratch is {scratch}\n\n",
         hint="write less, give the task more ephemeral storage, or move scratch to a larger volume (Scratch(path=...))",
     ),
     Failure.FULL_SHARED_MEMORY: Row(
         "the node's shared memory (`/dev/shm`) is full",
-        "that, and torch's or NCCL's words",
-        codes="`USER:RuntimeError`, or the class of NCCL's error",
         opening="rank {rank} found the node's shared memory (/dev/shm) full.\n\n",
         hint="give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time",
     ),
     Failure.PEER_LOST: Row(
         "all failed ranks failed only because they lost the connection to another rank",
-        "the ranks that had already returned, the first to lose its connection, and where those of its node are that "
-        "have lost nobody",
         Payer.RETRIES,
         "USER:PeersLost",
         echo=4,
@@ -178,7 +134,6 @@ ROWS: dict[Failure, Row] = {
     ),
     Failure.NOT_MET: Row(
         "the ranks do not come together in `init_process_group` (in a store of their own, or one of an earlier round)",
-        "that, and the first that gave up",
         Payer.RETRIES,
         "USER:RanksNotMet",
         echo=4,
@@ -190,7 +145,6 @@ ROWS: dict[Failure, Row] = {
     # An abort that others had to wait for would have ended the round long before their time was up.
     Failure.TIMED_OUT: Row(
         "a collective times out though every rank is there: most likely ranks called different ones",
-        "that, and where the ranks were",
         Payer.RETRIES,
         "USER:CollectiveTimeout",
         echo=2,
@@ -199,79 +153,40 @@ ROWS: dict[Failure, Row] = {
         "the same order, also where data are uneven or one rank alone evaluates or saves. If all were in the same "
         "one, raise init_process_group(timeout=...)",
     ),
-    Failure.HANG: Row(
-        "ranks wait in a collective that one does not come to",
-        "[which rank, what it does instead, who waits where](hangs.md)",
-        Payer.RETRIES,
-        "USER:HangError",
-    ),
+    Failure.HANG: Row("ranks wait in a collective that one does not come to", Payer.RETRIES, "USER:HangError"),
     Failure.NOT_READY: Row(
-        "a rank does not begin the function in `Timeouts.start`",
-        "the ranks, and where each stands: most often in the import of your module",
-        Payer.RETRIES,
-        "USER:RanksNotReady",
+        "a rank does not begin the function in `Timeouts.start`", Payer.RETRIES, "USER:RanksNotReady"
     ),
-    Failure.NODE_DISK: Row(
-        "a node's disk or file server fails (EIO, ESTALE)", "as of every exception", Payer.FLYTE, "SYSTEM:NodeDisk"
-    ),
+    Failure.NODE_DISK: Row("a node's disk or file server fails (EIO, ESTALE)", Payer.FLYTE, "SYSTEM:NodeDisk"),
     Failure.GPU_HARDWARE: Row(
-        "a GPU's memory or its NVLink fails (CUDA's errors 214 and 220)",
-        "as of every exception, rank and node in its first line",
-        Payer.FLYTE,
-        "SYSTEM:GpuHardware",
+        "a GPU's memory or its NVLink fails (CUDA's errors 214 and 220)", Payer.FLYTE, "SYSTEM:GpuHardware"
     ),
     Failure.GPU_FAULT: Row(
         "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
-        "[the Xid and what it means](#gpus), the GPU with its UUID, rank and node, in the first line",
         Payer.FLYTE,
-        codes="`SYSTEM:GpuFallenOffBus`, `SYSTEM:GpuEccError`, `SYSTEM:GpuNvlinkError`, `SYSTEM:GpuXidError`",
         hint="drain that node (kubectl cordon, kubectl drain) until the GPU is reset or replaced; nvidia-smi -q there "
         "says more",
     ),
     Failure.GPU_PROGRAM: Row(
         "a rank fails as its GPU reports an error of the program (Xid 13, 31, 43, 45)",
-        "the same",
-        codes="`USER:GpuXidError`",
         hint="run it with CUDA_LAUNCH_BLOCKING=1, or a small case of it under compute-sanitizer, to see which kernel "
         "does it; where one GPU alone reports this with every program, it is the hardware's after all",
     ),
     Failure.STORAGE: Row(
-        "storage stays down for a rank, or a node lacks code or inputs",
-        "the store's error, with the object, and the rank or node",
-        Payer.FLYTE,
-        "SYSTEM:Storage",
+        "storage stays down for a rank, or a node lacks code or inputs", Payer.FLYTE, "SYSTEM:Storage"
     ),
     Failure.NOT_STARTED: Row(
         "with `nnodes=1`, ranks cannot be started, or what starts them dies (of several nodes, that pod is replaced)",
-        "what happened, and where",
         Payer.FLYTE,
         "SYSTEM:RanksNotStarted",
     ),
-    Failure.STOPPED: Row(
-        "a pod with `nnodes=1` is told to stop (SIGTERM)",
-        "who asked; every rank ends first, and an upload that runs is finished within the grace period",
-        Payer.FLYTE,
-        "SYSTEM:Stopped",
-    ),
-    Failure.UNFIT: Row(
-        "a [check of the nodes](preflight.md) before the first rank fails",
-        "the node, with its figure and the median of all; the two that cannot talk",
-        Payer.FLYTE,
-        "SYSTEM:Preflight",
-        "`SYSTEM:PreflightSpeed`, `SYSTEM:PreflightNetwork`, `SYSTEM:PreflightGpu`, `SYSTEM:PreflightDisk`, "
-        "`SYSTEM:PreflightSharedMemory`, `SYSTEM:PreflightChecks`",
-    ),
+    Failure.STOPPED: Row("a pod with `nnodes=1` is told to stop (SIGTERM)", Payer.FLYTE, "SYSTEM:Stopped"),
+    Failure.UNFIT: Row("a [check of the nodes](preflight.md) before the first rank fails", Payer.FLYTE),
     Failure.NOT_TOGETHER: Row(
-        "not every node comes within `Timeouts.rendezvous`",
-        "which nodes are missing",
-        Payer.FLYTE,
-        "SYSTEM:RendezvousTimeout",
+        "not every node comes within `Timeouts.rendezvous`", Payer.FLYTE, "SYSTEM:RendezvousTimeout"
     ),
     Failure.NODE_LOST: Row(
-        "nodes are lost more often than `max_replacements`, or one for good",
-        "which ones, and since when",
-        Payer.FLYTE,
-        "SYSTEM:NodeLost",
+        "nodes are lost more often than `max_replacements`, or one for good", Payer.FLYTE, "SYSTEM:NodeLost"
     ),
 }
 
