@@ -272,6 +272,7 @@ class Errno:
 
 
 _OF_SERVER = ("the file system or its server failed", "look at the kernel log and the file server", "FsIoError")
+_FULL = ("NoSpaceError", Tries.NONE, Failure.FULL_DISK, True)
 _CANNOT = ("the file system cannot do this", "choose another file system", "FsUnsupportedError")
 ERRNOS: dict[int, Errno] = {
     errno.EACCES: Errno(
@@ -283,19 +284,9 @@ ERRNOS: dict[int, Errno] = {
         "the file system is read-only", "mount it writable, or choose another directory", "ReadOnlyFsError", stays=True
     ),
     errno.ENOSPC: Errno(
-        "no space (or no inodes) left",
-        "free space there, or choose a directory on a larger volume",
-        "NoSpaceError",
-        failure=Failure.FULL_DISK,
-        stays=True,
+        "no space (or no inodes) left", "free space there, or choose a directory on a larger volume", *_FULL
     ),
-    errno.EDQUOT: Errno(
-        "the disk quota is used up",
-        "free space, or ask for a larger quota",
-        "NoSpaceError",
-        failure=Failure.FULL_DISK,
-        stays=True,
-    ),
+    errno.EDQUOT: Errno("the disk quota is used up", "free space, or ask for a larger quota", *_FULL),
     errno.EFBIG: Errno("the file is larger than the file system or a limit allows", "write less into one", stays=True),
     errno.ESTALE: Errno(
         "stale file handle",
@@ -342,14 +333,9 @@ def of_errno(number: int | None) -> Errno | None:
     return ERRNOS.get(number or 0)
 
 
-def is_full(numbers: Iterable[int]) -> bool:
-    """Whether one of these says that a disk is full."""
-    return any((known := of_errno(number)) is not None and known.failure is Failure.FULL_DISK for number in numbers)
-
-
-def is_broken(numbers: Iterable[int]) -> bool:
-    """Whether one of these says that a disk, or a file server, fails by itself."""
-    return any((known := of_errno(number)) is not None and known.failure is Failure.NODE_DISK for number in numbers)
+def of_errnos(numbers: Iterable[int]) -> set[Failure]:
+    """The rows that these say: a disk that is full; a disk, or a file server, that fails by itself."""
+    return {ERRNOS[each].failure for each in numbers if each in ERRNOS}
 
 
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
@@ -588,14 +574,14 @@ def of_exception(links: Sequence[ChainLink], *, world_size: int) -> Failure:
     word = of_chain(links)
     if world_size > 1 and word is not None and word is not Failure.MISTAKE:
         return word
-    by_class, numbers, texts = _by_class(links), errnos(links), [link.message for link in links]
+    by_class, of_disk, texts = _by_class(links), of_errnos(errnos(links)), [link.message for link in links]
     rows = (
         # The user's word wins over all that is known; and a disk that is full stays full, whoever says it.
         (Failure.RECOVERABLE, by_class is Failure.RECOVERABLE),
         (Failure.MISTAKE, word is Failure.MISTAKE),
         (Failure.FULL_SHARED_MEMORY, any(map(_SHARED_MEMORY_FULL.search, texts))),
-        (Failure.FULL_DISK, is_full(numbers)),
-        (Failure.NODE_DISK, is_broken(numbers)),
+        (Failure.FULL_DISK, Failure.FULL_DISK in of_disk),
+        (Failure.NODE_DISK, Failure.NODE_DISK in of_disk),
         (Failure.GPU_HARDWARE, links[0].type in _OF_CUDA and _GPU_HARDWARE.match(texts[0]) is not None),
         (Failure.WORKER_KILLED, by_class is Failure.OWN and any(map(_WORKER_KILLED.search, texts))),
     )
@@ -634,7 +620,7 @@ def repeats(failure: Failure, links: Iterable[ChainLink]) -> bool:
     if failure is Failure.MISTAKE:
         words = [mistake(link.message) for link in links if of_link(link) is Failure.MISTAKE]
         return any(again for _, again in filter(None, words))
-    return ROWS[failure].repeats or is_full(errnos(links))
+    return ROWS[failure].repeats or Failure.FULL_DISK in of_errnos(errnos(links))
 
 
 def worker_killed(text: str) -> str:
@@ -655,33 +641,29 @@ class Outlook(Enum):
     TRANSIENT = "transient"
 
 
-_STORES_WORDS: dict[Outlook, frozenset[str]] = {
+_STORES_WORDS: dict[Outlook, re.Pattern[str]] = {
     # Error codes of S3 (API reference, "Error responses"), GCS and Azure blob storage, and HTTP statuses; exceptions of
-    # botocore, azure-core and google-auth, by name: importing them all to compare would cost seconds.
-    Outlook.DENIED: frozenset(
-        {
-            *("AccessDenied", "Forbidden", "401", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
-            *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken", "TokenRefreshRequired"),
-            *("RequestTimeTooSkewed", "AuthenticationFailed", "AuthorizationFailure", "InvalidClientTokenId"),
-            *("UnrecognizedClientException", "NoCredentialsError", "PartialCredentialsError"),
-            *("TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "ClientAuthenticationError"),
-            *("RefreshError", "DefaultCredentialsError", "ProfileNotFound"),
-        }
+    # botocore, aiohttp, azure-core and google-auth, by name: importing them all to compare would cost seconds.
+    Outlook.DENIED: re.compile(
+        r"AccessDenied|Forbidden|401|403|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken(Exception)?"
+        r"|RequestExpired|InvalidToken|TokenRefreshRequired|RequestTimeTooSkewed|AuthenticationFailed"
+        r"|AuthorizationFailure|InvalidClientTokenId|UnrecognizedClientException|(Partial|No)CredentialsError"
+        r"|TokenRetrievalError|UnauthorizedSSOTokenError|SSOTokenLoadError|ClientAuthenticationError|RefreshError"
+        r"|DefaultCredentialsError|ProfileNotFound"
     ),
-    Outlook.MISSING: frozenset(
-        {
-            *("NoSuchKey", "NoSuchBucket", "NoSuchVersion", "404", "410", "BlobNotFound", "ContainerNotFound"),
-            "FlyteDataNotFoundException",  # flytekit's, by name
-        }
+    Outlook.MISSING: re.compile(
+        r"NoSuch(Key|Bucket|Version)|404|410|(Blob|Container)NotFound"
+        r"|FlyteDataNotFoundException"  # flytekit's
+    ),
+    # What asks for patience, or means the network, or that the service of this machine that hands out credentials is
+    # away.
+    Outlook.TRANSIENT: re.compile(
+        r"429|5\d\d|SlowDown|ServiceUnavailable|InternalError|RequestTimeout|OperationAborted"
+        r"|ConditionalRequestConflict|Client(Connect|OS|Payload)\w*Error|Server\w*Error"
+        r"|\w*(Connection|Timeout)\w*Error|URLError|(Credential|Metadata)RetrievalError"
     ),
 }
-_BUSY = re.compile(
-    r"429|5\d\d|SlowDown|ServiceUnavailable|InternalError|RequestTimeout|OperationAborted|ConditionalRequestConflict"
-    r"|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error|URLError"
-    r"|(Credential|Metadata)RetrievalError"
-)
-"""Statuses and S3's codes that ask for patience, and exceptions of aiohttp and botocore that mean the network, or that
-the service of this machine that hands out credentials is away, by name."""
+"""The first of them counts that is what a client or a service calls an error."""
 
 
 def outlook(error: BaseException) -> Outlook:
@@ -718,9 +700,8 @@ def _text(error: BaseException) -> str:
 
 
 def _word(link: ChainLink) -> Outlook | None:
-    word = next((outlook for outlook, words in _STORES_WORDS.items() if words & link.names), None)
-    is_busy = any(map(_BUSY.fullmatch, link.names)) or {"ConnectionError", "TimeoutError"} & {*link.kinds}
-    return word or (Outlook.TRANSIENT if is_busy else None)
+    word = next((outlook for outlook, words in _STORES_WORDS.items() if any(map(words.fullmatch, link.names))), None)
+    return word or (Outlook.TRANSIENT if {"ConnectionError", "TimeoutError"} & {*link.kinds} else None)
 
 
 def _outlook(link: ChainLink) -> Outlook | None:

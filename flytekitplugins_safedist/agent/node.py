@@ -19,7 +19,7 @@ from ..coordinator.messages import HangNotice, Offer
 from ..coordinator.ports import ReservedPort
 from ..coordinator.wire import HangEvidence
 from ..errors import JobInterruptedError
-from ..failures import is_full
+from ..failures import Failure, of_errnos
 from ..hangs import picture
 from ..meeting import own_address
 from ..rank.backends.torch import LOOPBACK
@@ -417,4 +417,4 @@ class NodeAgent(Loop):
 
 
 def _is_of_full_disk(outcome: RankOutcome) -> bool:
-    return outcome.raised is not None and is_full(outcome.raised.errnos)
+    return outcome.raised is not None and Failure.FULL_DISK in of_errnos(outcome.raised.errnos)

@@ -19,7 +19,7 @@ from enum import Enum
 from ..coordinator.books import Cause, Round
 from ..coordinator.messages import Status
 from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
-from ..failures import ROWS, Failure, Payer, is_full, mistake
+from ..failures import ROWS, Failure, Payer, mistake, of_errnos
 from ..rank.outcome import Raised, RankOutcome
 from ..rank.outcome_text import describe, how
 from ..texts import encodable
@@ -132,7 +132,8 @@ _BUDGETS = {
 def _opening(cause: RankOutcome, failure: Failure, *, returned: Sequence[int], nodes: int) -> tuple[str, str]:
     """What stands before the description of a failure, and the hint behind it."""
     raised, row = cause.raised, ROWS[failure]
-    if failure is not Failure.FULL_SHARED_MEMORY and raised is not None and is_full(raised.errnos):
+    of_disk = of_errnos(raised.errnos) if raised is not None else ()
+    if failure is not Failure.FULL_SHARED_MEMORY and Failure.FULL_DISK in of_disk:
         row = ROWS[Failure.FULL_DISK]  # also where it is an echo, or the user calls it recoverable
     if failure is Failure.MISTAKE and raised is not None:
         return "", (mistake(raised.message) or ("", False))[0]
