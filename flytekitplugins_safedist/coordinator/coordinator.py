@@ -121,7 +121,8 @@ class Coordinator:
         self._state = RoundState("forming", now)
         self._news, self._news_at, self._waits = "", now, False
         self._count = 0  # processes that ever had a place
-        self._course = Course(self.lead.leader)
+        self.course = Course(self.lead.leader)
+        """What all nodes were told last."""
         self._unaware: list[str] = []  # who has not been told that it is gone
         self._judged: tuple[int, Books, Verdict | None] = (0, self.books, None)
         self._past: Books | None = None  # the edition of which earlier rounds were judged last
@@ -200,11 +201,6 @@ class Coordinator:
         if round_ == self.books.round:
             self._state.inquiry.on_hang(hang, now)
         return self._answer(now)
-
-    @property
-    def course(self) -> Course:
-        """What all nodes were told last."""
-        return self._course
 
     @property
     def is_retired(self) -> bool:
@@ -479,8 +475,7 @@ class Coordinator:
         return sum(self._takes_no_part(seat.status) for seat in self._seats.values())
 
     def _takes_no_part(self, status: Status) -> bool:
-        is_left_out = bool(self.books.without) and status.ground in self.books.without
-        return is_left_out or status.process in self._odd
+        return status.ground in self.books.without or status.process in self._odd
 
     def _has_room(self) -> bool:
         """Whether a range stops for a node that joins: nobody has returned or leaves, and not again and again."""
@@ -729,8 +724,8 @@ class Coordinator:
         """The sender's want; everybody's, where what all are to know has changed."""
         self._advance(now)
         course, processes = self._new_course(), [sender] if sender else []
-        if course != self._course:
-            self._course, processes = course, [*self._seats, *self._outsiders]
+        if course != self.course:
+            self.course, processes = course, [*self._seats, *self._outsiders]
         processes += self._unaware
         self._unaware.clear()
         if not self.lead.term:  # nobody knows this leader yet, and it may not be one
@@ -760,8 +755,8 @@ class Coordinator:
 
     def _want(self, process: str) -> Want:
         if process in self._outsiders:
-            return Want(self._course, leave=self._outsiders[process])
-        return Want(self._course, self._state.ranks.get(process, -1))
+            return Want(self.course, leave=self._outsiders[process])
+        return Want(self.course, self._state.ranks.get(process, -1))
 
 
 _STOOD_STILL = "node 0 stood still"
