@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import re
 import signal
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -440,21 +441,16 @@ def _link(error: BaseException, message: str, depth: int, *, is_cause: bool, is_
     with suppress(Exception):  # properties of anyone's
         names |= _names(error)
         number = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else None
-    where = {"is_cause": is_cause, "is_hidden": is_hidden}
-    return ChainLink(
-        type(error).__qualname__, message, depth, _is_in_setup(error), kinds(type(error)), names, number, **where
-    )
+    kind, in_setup = type(error), _is_in_setup(error)
+    return ChainLink(kind.__qualname__, message, depth, in_setup, kinds(kind), names, number, is_cause, is_hidden)
 
 
 def _is_in_setup(error: BaseException) -> bool:
     """Whether an exception was raised in torch's ``init_process_group``."""
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_name == "init_process_group" and code.co_filename.endswith("distributed_c10d.py"):
-            return True
-        trace = trace.tb_next
-    return False
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(
+        code.co_name == "init_process_group" and code.co_filename.endswith("distributed_c10d.py") for code in codes
+    )
 
 
 def _names(error: BaseException) -> set[str]:
