@@ -725,15 +725,13 @@ class EndOfRank:
         name: the exception's class, without the module.
         code: the exception's own code, if it has one.
         of_another: whether the exception only tells of another rank's failure.
-        signal: that ended it; 0 for none.
+        signal: that was not sent here and ended it; 0 for none.
         exit_code: of its process.
-        is_killed: whether a signal that was not sent here ended it.
         out_of_memory: whether the kernel's out-of-memory killer was at work while the ranks ran.
         timed_out: whether a collective of it waited in vain, by its exception or its log.
         others: whether it is known where others of its node were then.
         of_disk: whether an OSError is in what it raised.
-        gpu_code: of what its GPU has reported; "" for nothing.
-        gpu_is_hardware: whether that is the hardware's.
+        gpu_code: of what its GPU has reported, ``SYSTEM:...`` where that is the hardware's; "" for nothing.
     """
 
     raised: Failure | None = None
@@ -742,20 +740,18 @@ class EndOfRank:
     of_another: bool = False
     signal: int = 0
     exit_code: int | None = None
-    is_killed: bool = False
     out_of_memory: bool = False
     timed_out: bool = False
     others: bool = False
     of_disk: bool = False
     gpu_code: str = ""
-    gpu_is_hardware: bool = False
 
     @property
     def failure(self) -> Failure:
         """Its row."""
         of_worker = self.raised is Failure.WORKER_KILLED
         rows = (
-            (Failure.GPU_FAULT, self.gpu_is_hardware),
+            (Failure.GPU_FAULT, self.gpu_code.startswith("SYSTEM:")),
             (Failure.GPU_PROGRAM, bool(self.gpu_code)),
             (Failure.TIMED_OUT, self.timed_out),
             (Failure.OUT_OF_MEMORY, self.out_of_memory and of_worker),
@@ -763,7 +759,7 @@ class EndOfRank:
             (Failure.OUT_OF_MEMORY, self.out_of_memory and self.signal == signal.SIGKILL),
             (Failure.ABORTED, self.signal == signal.SIGABRT),
             (Failure.KILLED, self.signal in _FROM_OUTSIDE),
-            (Failure.CRASHED, self.is_killed),
+            (Failure.CRASHED, self.signal > 0),
         )
         return next((failure for failure, is_so in rows if is_so), Failure.LEFT)
 
@@ -788,7 +784,7 @@ class EndOfRank:
     @property
     def is_the_codes(self) -> bool:
         """Whether it may be the code's or the data's, as a hang may: no store, disk or broken GPU has a part in it."""
-        if self.raised is None or self.gpu_is_hardware or self.of_disk:
+        if self.raised is None or self.failure is Failure.GPU_FAULT or self.of_disk:
             return False
         return ROWS[self.raised].payer is Payer.NOBODY or ROWS[self.raised].echo > 0 or self.raised is Failure.HANG
 

@@ -144,13 +144,11 @@ class RankOutcome(Record):
             of_another=raised is not None and raised.of_another,
             signal=-code if self.status is Status.KILLED else 0,
             exit_code=self.exit_code,
-            is_killed=self.status is Status.KILLED,
             out_of_memory=self.out_of_memory,
             timed_out=self.timed_out,
             others=bool(self.others),
             of_disk=raised is not None and bool(raised.errnos),
             gpu_code="" if self.gpu is None else self.gpu.code,
-            gpu_is_hardware=self.gpu is not None and self.gpu.is_hardware,
         )
 
     def shortened(self, limit: int) -> RankOutcome:

@@ -482,11 +482,11 @@ def test_every_row_says_who_pays_and_no_echo_is_free() -> None:
 
 def test_the_order_of_what_is_known_of_one_end() -> None:
     everything = {"raised": Failure.PEER_LOST, "signal": signal.SIGKILL, "out_of_memory": True, "timed_out": True}
-    assert EndOfRank(**everything, gpu_code="SYSTEM:GpuXidError", gpu_is_hardware=True).failure is Failure.GPU_FAULT
+    assert EndOfRank(**everything, gpu_code="SYSTEM:GpuXidError").failure is Failure.GPU_FAULT
     assert EndOfRank(**everything).failure is Failure.TIMED_OUT
     assert EndOfRank(**{**everything, "timed_out": False}).failure is Failure.PEER_LOST
-    assert EndOfRank(signal=signal.SIGKILL, is_killed=True, out_of_memory=True).failure is Failure.OUT_OF_MEMORY
-    assert EndOfRank(signal=signal.SIGKILL, is_killed=True).failure is Failure.KILLED
+    assert EndOfRank(signal=signal.SIGKILL, out_of_memory=True).failure is Failure.OUT_OF_MEMORY
+    assert EndOfRank(signal=signal.SIGKILL).failure is Failure.KILLED
 
 
 def test_the_users_word_wins_over_disks_and_stores() -> None:
