@@ -21,7 +21,7 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -123,12 +123,8 @@ def _run_program(program: str, arguments: Sequence[str]) -> None:
 
 def script(path: str, arguments: list[str], kind: str) -> None:
     """The function of the task that the command line makes; *kind*: "script", "module" or "program"."""
-    if kind == "module":
-        run_module(path, arguments)
-    elif kind == "program":
-        _run_program(path, arguments)
-    else:
-        run_script(path, arguments)
+    others: dict[str, Callable[[str, Sequence[str]], None]] = {"module": run_module, "program": _run_program}
+    others.get(kind, run_script)(path, arguments)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -100,7 +100,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     __slots__ = ("_late", "_rest", "_server", "_transport", "is_own", "limit", "process", "want")
 
-    def __init__(self, server: Server, *, is_own: bool) -> None:
+    def __init__(self, server: Server, *, is_own: bool = False) -> None:
         self._server, self.is_own = server, is_own
         self._rest = bytearray()
         self.limit = frames.HELLO_BYTES
@@ -109,6 +109,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._server.open.add(self)
         self._late = asyncio.get_running_loop().call_later(HELLO_SECONDS, self.drop)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -199,7 +200,8 @@ class Server:
         self._is_renewing, self._is_well = False, True
         self._beat = max(0.05, min(5.0, rules.heartbeat / BEATS))
         self._ways: dict[str, _Connection] = {}
-        self._open: set[_Connection] = set()
+        self.open: set[_Connection] = set()
+        """All connections, also of whom nobody knows yet."""
         self._keys, self._of_round = KeyValues(), ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._pictures: dict[str, RankPicture] = {}
@@ -235,7 +237,7 @@ class Server:
                 hint="another agent of this job may still be running in this pod; choose another port if not",
             ) from error
         # asyncio takes its backlog also for how often it tries to accept in a row, and logs each try that fails.
-        starting = self._loop.create_server(self._connection, sock=sock, backlog=_ACCEPTS)
+        starting = self._loop.create_server(partial(_Connection, self), sock=sock, backlog=_ACCEPTS)
         self._servers.append(asyncio.run_coroutine_threadsafe(starting, self._loop).result())
         sock.listen(BACKLOG)
         found: int = sock.getsockname()[1]
@@ -249,7 +251,7 @@ class Server:
         """
         mine, theirs = socket.socketpair()
         theirs.setblocking(False)  # noqa: FBT003
-        way = self._loop.create_connection(lambda: self._connection(is_own=True), sock=theirs)
+        way = self._loop.create_connection(partial(_Connection, self, is_own=True), sock=theirs)
         asyncio.run_coroutine_threadsafe(way, self._loop).result()
         return mine
 
@@ -280,11 +282,6 @@ class Server:
         self._stores.shutdown(wait=False)
 
     # --- on the loop --------------------------------------------------------------------------------------------------
-    def _connection(self, *, is_own: bool = False) -> _Connection:
-        connection = _Connection(self, is_own=is_own)
-        self._open.add(connection)
-        return connection
-
     async def _stop(self) -> None:
         until = time.monotonic() + _LAST_WORDS_SECONDS
         while self._process in self._ways and time.monotonic() < until:
@@ -292,7 +289,7 @@ class Server:
         for server in self._servers:
             server.close()
         tasks = [task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()]
-        for connection in self._open:
+        for connection in self.open:
             connection.close()
         for task in tasks:
             task.cancel()
@@ -451,7 +448,7 @@ class Server:
 
     def lose(self, way: _Connection) -> None:
         """It is closed."""
-        self._open.discard(way)
+        self.open.discard(way)
         process = way.process
         if not process:
             return
