@@ -220,7 +220,6 @@ def test_a_collective_that_timed_out_is_nearer_to_the_root_than_the_ranks_that_l
         (outcome(0, Status.KILLED, exit_code=-signal.SIGILL), "USER:SIGILL"),  # its reason has a colon too
         (outcome(0, Status.KILLED, exit_code=-signal.SIGUSR1), "USER:SIGUSR1"),
         (outcome(0, Status.KILLED, exit_code=-37), "USER:signal37"),
-        (outcome(0, Status.KILLED), "USER:signal0"),
         (outcome(0, Status.EXITED, exit_code=3), "USER:Exit3"),
     ],
 )
