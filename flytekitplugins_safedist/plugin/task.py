@@ -43,20 +43,16 @@ __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
 class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  # type: ignore[misc]
     """A rank raised ``FlyteRecoverableException`` or a subclass: Flyte retries the task."""
 
-    seconds: float | None = None
+    timestamp: float | None = None
+    """When it happened, in seconds: where flytekit aggregates errors, the earliest is the root cause."""
 
     @classmethod
     def of(cls, error: SafedistError, *, time_ns: int) -> RecoverableRankFailedError:
         """The same facts, in the class that flytekit knows as recoverable."""
         recoverable = cls(error.what, where=error.where, seen=error.seen, expected=error.expected, hint=error.hint)
         recoverable.code = error.error_code
-        recoverable.seconds = time_ns / 1e9
+        recoverable.timestamp = time_ns / 1e9
         return recoverable
-
-    @property
-    def timestamp(self) -> float | None:
-        """When it happened, in seconds: where flytekit aggregates errors, the earliest is the root cause."""
-        return self.seconds
 
 
 _OURS = f"{__name__.partition('.')[0]}."
@@ -121,13 +117,14 @@ class SafeTask(SerializesToKubeflow):
 
     def _execute(self, kwargs: dict[str, Any]) -> Any:
         ctx = FlyteContextManager.current_context()
-        if all(isinstance(value, RankInput) for value in kwargs.values()):
-            result = self._run(LiteralMap({name: value.literal for name, value in kwargs.items()}))
-            self._take_decks(ctx, result.decks)
-            return result.outputs
-        result = self._run(self._to_literals(ctx, kwargs))
+        are_literals = all(isinstance(value, RankInput) for value in kwargs.values())
+        if are_literals:
+            inputs = LiteralMap({name: value.literal for name, value in kwargs.items()})
+        else:
+            inputs = TypeEngine.dict_to_literal_map(ctx, kwargs, self.python_interface.inputs)
+        result = self._run(inputs)
         self._take_decks(ctx, result.decks)
-        return self._to_native(ctx, result.outputs)
+        return result.outputs if are_literals else self._to_native(ctx, result.outputs)
 
     def _run(self, inputs: LiteralMap) -> run.Done:
         source = task.source_of(self, sys.modules)
@@ -157,17 +154,11 @@ class SafeTask(SerializesToKubeflow):
             failed.args = (str(failed),)
         raise failed if result.raised is None else as_users(failed, result.raised)
 
-    def _to_literals(self, ctx: FlyteContext, values: dict[str, Any]) -> LiteralMap:
-        return TypeEngine.dict_to_literal_map(ctx, values, self.python_interface.inputs)
-
     def _to_native(self, ctx: FlyteContext, outputs: LiteralMap) -> Any:
         types = self.python_interface.outputs
         values = TypeEngine.literal_map_to_kwargs(ctx, outputs, types)
-        if not types:
-            return None
-        if len(types) == 1:
-            return next(iter(values.values()))
-        return tuple(values[name] for name in types)
+        returned = tuple(values[name] for name in types)
+        return returned if len(returned) > 1 else next(iter(returned), None)
 
     def _take_decks(self, ctx: FlyteContext, decks: Sequence[dict[str, str]]) -> None:
         if not self.enable_deck:

@@ -34,11 +34,6 @@ def seen_variables(env: Mapping[str, str]) -> dict[str, object]:
     return found if registered is None else {**found, "registered nnodes": registered.nnodes}
 
 
-def handmade(env: Mapping[str, str]) -> list[str]:
-    """Torch's own names, which say nothing of nodes where no operator speaks: a shell, or an image, has set them."""
-    return [name for name in _ENV_ONLY if name in env]
-
-
 @dataclass(frozen=True)
 class Words:
     """What one operator says; each method raises TopologyError where that is missing, unreadable, or contradicts what
@@ -249,7 +244,8 @@ def _jobset(words: Words, asked: Registered) -> Topology:
 
 def _alone(env: Mapping[str, str], asked: Registered) -> Topology:
     in_pod = envvars.JOB in env or envvars.FLYTE_EXECUTION_ID in env
-    made = handmade(env)
+    # Torch's own names say nothing of nodes where no operator speaks: a shell, or an image, has set them.
+    made = [name for name in _ENV_ONLY if name in env]
     if asked.max_nodes > 1 and (in_pod or made):
         raise TopologyError(
             "nothing says which node of the job this pod is",
