@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from .. import envvars
-from ..config.grace_period import END_SECONDS
+from ..config.registered import END_SECONDS
 from ..coordinator.messages import HangNotice, Offer
 from ..coordinator.ports import ReservedPort
 from ..coordinator.wire import HangEvidence

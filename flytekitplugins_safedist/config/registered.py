@@ -6,6 +6,7 @@ One variable, ``SAFEDIST_JOB``, written and read here alone.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -30,6 +31,12 @@ from .typed import well_typed
 
 VERSION = 2
 """Of what the variable holds: a version of this package reads its own only."""
+
+END_SECONDS = 10.0
+"""From the ranks' end to this process's, after a signal: to leave the other nodes, and to remove scratch."""
+
+UPLOAD_SECONDS = 25.0
+"""For an upload that runs when the pod is told to stop, or begins then: outputs, or the one error."""
 
 _PARTS = {
     **{"timeouts": Timeouts, "scratch": Scratch, "logs": Logs, "hangs": Hangs, "metrics": Metrics},
@@ -84,6 +91,12 @@ class Registered:
     def size_limit(self) -> int | None:
         """Of the scratch of one node, in bytes; None: none of the user's."""
         return size_in_bytes(self.scratch.size_limit)
+
+    @property
+    def grace_needed(self) -> int:
+        """Whole seconds that a pod needs between SIGTERM and SIGKILL, from our own waits: ranks save their work and are
+        ended, and what there is to upload is uploaded."""
+        return math.ceil(self.timeouts.preemption + self.timeouts.stop + END_SECONDS + UPLOAD_SECONDS)
 
     def pinned(self) -> dict[str, str]:
         """What is pinned into the container."""

@@ -14,7 +14,6 @@ from flytekit.core.pod_template import PodTemplate
 from kubernetes import client as k8s
 
 from .. import envvars
-from ..config import grace_period
 from ..config.arguments import TaskArguments
 from ..config.effective import PARTS, by_part, over, with_one_count
 from ..config.options import DEFAULT_PORT, SCRATCH_MOUNT, Scratch
@@ -45,7 +44,7 @@ def merged_template(arguments: TaskArguments, plan: Plan) -> PodTemplate:
         # of a pod template (flytek8s, v1.16.8): there the text would be empty.
         primary.termination_message_policy = "FallbackToLogsOnError"
     if spec.termination_grace_period_seconds is None:
-        spec.termination_grace_period_seconds = grace_period.needed(plan.timeouts)
+        spec.termination_grace_period_seconds = plan.grace_needed
     # Nothing else tells a pod these.
     env = [_variable(envvars.KUBERNETES_NODE, field_ref=k8s.V1ObjectFieldSelector(field_path="spec.nodeName"))]
     env += [k8s.V1EnvVar(name=envvars.GRACE, value=str(spec.termination_grace_period_seconds))]
