@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from .. import envvars
-from ..config.options import DEFAULT_PORT, nodes_text
+from ..config.options import DEFAULT_PORT, nodes_text, parse_nodes
 from ..config.registered import Registered
 from ..errors import TopologyError
 from .devices import ranks_here, sockets_despite_rdma
@@ -221,10 +221,10 @@ def _trainjob(words: Words, asked: Registered) -> Topology:
 
 
 def _pytorchjob_elastic(words: Words, asked: Registered) -> Topology:
-    low, colon, high = words.required(envvars.PET_NNODES).partition(":")
-    if not (low.isdecimal() and (high.isdecimal() if colon else not high)):
+    nodes = parse_nodes(words.required(envvars.PET_NNODES))
+    if nodes is None:
         raise words.unreadable(envvars.PET_NNODES, "MIN:MAX")
-    words.same_nodes(asked, int(low), int(high or low))
+    words.same_nodes(asked, *nodes)
     words.same_nproc(asked, envvars.PET_NPROC_PER_NODE)
     if asked.min_nodes == asked.max_nodes:
         raise words.contradiction("an elastic policy", f"a job of exactly {asked.max_nodes} nodes, with a Master")
