@@ -54,6 +54,11 @@ def _at_least(least: int, what: str, repair: str) -> Must:
     return Must(lambda value: is_count(value, least=least), f"is not a number of {what}", repair)
 
 
+def _name_of(what: str, most: int, repair: str) -> Must:
+    form = re.compile(rf"[a-z0-9]([a-z0-9.-]{{0,{most - 2}}}[a-z0-9])?")
+    return Must(form.fullmatch, f"is not the name of a {what}", repair)
+
+
 def _is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
 
@@ -113,22 +118,8 @@ CacheNames = Annotated[
     Must(lambda names: isinstance(names, (tuple, list, set, frozenset)), "is not a list of names", 'use ("triton",)'),
     Must(CACHE_NAMES.issuperset, "has a name that is unknown", "known are " + ", ".join(sorted(CACHE_NAMES))),
 ]
-Claim = Annotated[
-    str,
-    Must(
-        re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?").fullmatch,
-        "is not the name of a PersistentVolumeClaim",
-        "use small letters, digits, '-' and '.'",
-    ),
-]
-QueueName = Annotated[
-    str,
-    Must(
-        re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?").fullmatch,
-        "is not the name of a LocalQueue",
-        "use up to 63 small letters, digits, '-' and '.'",
-    ),
-]
+Claim = Annotated[str, _name_of("PersistentVolumeClaim", 253, "use small letters, digits, '-' and '.'")]
+QueueName = Annotated[str, _name_of("LocalQueue", 63, "use up to 63 small letters, digits, '-' and '.'")]
 
 
 @dataclass(frozen=True, kw_only=True)

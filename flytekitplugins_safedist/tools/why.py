@@ -179,68 +179,58 @@ def _queue(held: Json) -> str:
     return f"Kueue's queue {queue} has not admitted it" if queue else ""
 
 
-class _Row(NamedTuple):
-    """A text that is known: what it means and what mends it; ``{1}`` is the pattern's first group."""
-
-    pattern: str
-    text: str
-    fix: str
-
-
+_Row = tuple[str, str, str]
+"""A text that is known: its pattern, what it means and what mends it; ``{1}`` is the pattern's first group."""
 _REFUSALS = (
-    _Row(
+    (
         r"resources\.requests: Invalid value: \"?(.+?)\"?: must be equal to (\S+) limit of (\S+)",
         "the API server refuses its pods: {2} is requested as {1} and limited to {3}, and the two must be equal",
         "set the same number in requests and limits",
     ),
-    _Row(
+    (
         r"exceeded quota: (\S+), requested: (.+), used: (.+), limited: (.+)",
         "quota {1} has no room: the next pod asks for {2}; used {3}, allowed {4}",
         "wait until others end, ask for less, or have the quota raised",
     ),
-    _Row(
+    (
         r"admission webhook \"(.+?)\" denied the request: (.+)",
         "the admission webhook {1} refuses its pods: {2}",
         "change what it names, or ask who runs that webhook",
     ),
-    _Row(
+    (
         r"violates PodSecurity \"(.+?)\": (.+)",
         "the namespace's pod security {1} refuses its pods: {2}",
         "set what it names in the pod template's security context, or run in another namespace",
     ),
-    _Row(
+    (
         r"error looking up service account \S+: serviceaccount \"(.+?)\" not found",
         "the service account {1} is not there",
         "make it, or name another one in the execution's security context",
     ),
 )
 _NO_PLACE = (
-    _Row(
+    (
         r"had untolerated taint {(.+?)}",
         "machines are kept for others by the taint {1}",
         "tolerate it in the pod template",
     ),
-    _Row(
+    (
         r"didn't match Pod's node affinity/selector",
         "machines do not match its node selector or affinity",
         "compare the pod template's selector with kubectl get nodes --show-labels",
     ),
-    _Row(
+    (
         r"had volume node affinity conflict",
         "its volume is bound to machines that cannot take it",
         "move the volume, or do without it",
     ),
-    _Row(
-        r"persistentvolumeclaim \"(.+?)\" not found",
-        "the volume claim {1} is not there",
-        "make it, or correct its name",
-    ),
-    _Row(
+    (r"persistentvolumeclaim \"(.+?)\" not found", "the volume claim {1} is not there", "make it, or correct its name"),
+    (
         r"were unschedulable",
         "machines are cordoned",
         "have them uncordoned (kubectl get nodes shows which), or add machines",
     ),
-    _Row(r"Too many pods", "machines are full of pods", "wait until others end, or add machines"),
+    (r"Too many pods", "machines are full of pods", "wait until others end, or add machines"),
 )
 _STOPS = {
     "Preempting": "the scheduler preempted it for a pod of higher priority",
@@ -254,10 +244,11 @@ _STOPS = {
 
 
 def _match(rows: Iterable[_Row], text: str) -> Iterator[tuple[str, str]]:
-    for row in rows:
-        for match in list(re.finditer(row.pattern, text, re.DOTALL))[:1]:
+    for pattern, means, fix in rows:
+        match = re.search(pattern, text, re.DOTALL)
+        if match is not None:
             groups = (match[0], *map(_cut, match.groups()))
-            yield row.text.format(*groups), row.fix.format(*groups)
+            yield means.format(*groups), fix.format(*groups)
 
 
 def _refusals(picture: Picture, *, is_over: bool) -> Iterator[Reason]:
