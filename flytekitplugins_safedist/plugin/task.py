@@ -46,14 +46,6 @@ class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  #
     timestamp: float | None = None
     """When it happened, in seconds: where flytekit aggregates errors, the earliest is the root cause."""
 
-    @classmethod
-    def of(cls, error: SafedistError, *, time_ns: int) -> RecoverableRankFailedError:
-        """The same facts, in the class that flytekit knows as recoverable."""
-        recoverable = cls(error.what, where=error.where, seen=error.seen, expected=error.expected, hint=error.hint)
-        recoverable.code = error.error_code
-        recoverable.timestamp = time_ns / 1e9
-        return recoverable
-
 
 _OURS = f"{__name__.partition('.')[0]}."
 
@@ -173,9 +165,14 @@ class SafeTask(SerializesToKubeflow):
 
 def raised_by(verdict: Verdict) -> SafedistError:
     """The exception of a job that has failed, in the class that flytekit knows."""
-    if verdict.kind is Kind.RECOVERABLE and verdict.origin is Origin.USER:
-        return RecoverableRankFailedError.of(verdict.error, time_ns=verdict.time_ns)
-    return verdict.error
+    error = verdict.error
+    if verdict.kind is not Kind.RECOVERABLE or verdict.origin is not Origin.USER:
+        return error
+    recoverable = RecoverableRankFailedError(
+        error.what, where=error.where, seen=error.seen, expected=error.expected, hint=error.hint
+    )
+    recoverable.code, recoverable.timestamp = error.error_code, verdict.time_ns / 1e9
+    return recoverable
 
 
 def _ended_by_ctrl_c() -> BaseException:
