@@ -95,7 +95,8 @@ class SafeTask(SerializesToKubeflow):
             The outputs as they came: as a ``LiteralMap``, or as Python values.
         """
         task.is_called()
-        state = FlyteContextManager.current_context().execution_state
+        ctx = FlyteContextManager.current_context()
+        state = ctx.execution_state
         if state is not None and state.mode == ExecutionState.Mode.TASK_EXECUTION:
             raise TopologyError(
                 "this task is run by another command than its own",
@@ -105,20 +106,12 @@ class SafeTask(SerializesToKubeflow):
             )
         with warnings.catch_warnings():
             flytekit_inside.no_warning_is_an_error()
-            return self._execute(kwargs)
+            if not all(isinstance(value, RankInput) for value in kwargs.values()):
+                inputs = TypeEngine.dict_to_literal_map(ctx, kwargs, self.python_interface.inputs)
+                return self._to_native(ctx, self._run(ctx, inputs))
+            return self._run(ctx, LiteralMap({name: value.literal for name, value in kwargs.items()}))
 
-    def _execute(self, kwargs: dict[str, Any]) -> Any:
-        ctx = FlyteContextManager.current_context()
-        are_literals = all(isinstance(value, RankInput) for value in kwargs.values())
-        if are_literals:
-            inputs = LiteralMap({name: value.literal for name, value in kwargs.items()})
-        else:
-            inputs = TypeEngine.dict_to_literal_map(ctx, kwargs, self.python_interface.inputs)
-        result = self._run(inputs)
-        self._take_decks(ctx, result.decks)
-        return result.outputs if are_literals else self._to_native(ctx, result.outputs)
-
-    def _run(self, inputs: LiteralMap) -> run.Done:
+    def _run(self, ctx: FlyteContext, inputs: LiteralMap) -> Any:
         source = task.source_of(self, sys.modules)
         path = task.search_path(self.task_function.__module__, sys.modules, sys.path)
         environment = dict(os.environ)
@@ -133,11 +126,11 @@ class SafeTask(SerializesToKubeflow):
         except SafedistError as error:
             lastwords.keep(error)
             raise
-        if isinstance(result, run.Done):
-            return result
         if isinstance(result, run.Elsewhere):
             raise IgnoreOutputs("node 0 has uploaded the result of this job")
-        self._take_decks(FlyteContextManager.current_context(), result.decks)
+        self._take_decks(ctx, result.decks)
+        if isinstance(result, run.Done):
+            return result.outputs
         if run.is_ctrl_c(result.error):
             raise _ended_by_ctrl_c()
         failed = raised_by(result)
