@@ -445,8 +445,8 @@ def _next_try(pod: str, container: Json, picture: Picture) -> str:
     """The kubelet waits longer each time: 10 s, 20 s, … 300 s."""
     waiting = container.get("state", {}).get("waiting", {})
     texts = [(picture.now, waiting.get("message", ""))] if waiting.get("reason") == "CrashLoopBackOff" else []
-    for event in picture.events:
-        if event["reason"] == "CrashLoopBackOff" and pod in event["message"]:
+    for event in picture.events:  # the operator's, of the job; worker-10's holds worker-1, too
+        if event["reason"] == "CrashLoopBackOff" and f"pod={pod}_" in event["message"]:
             texts.append((_when(event), event["message"]))
     found = [(when, re.search(r"back-off (\w+) restarting", text)) for when, text in texts]
     pauses = [(when, match[1]) for when, match in found if match]
