@@ -126,12 +126,10 @@ class Registered:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _unreadable(text, f"{type(error).__name__}: {error}") from error
         if version != VERSION:
-            raise TopologyError(
-                "this pod was registered by another version of flytekitplugins-safedist than its image has",
-                where={f"version in {envvars.JOB}": version},
-                expected=VERSION,
-                hint="register the task with the version that is in its image, or build the image with this one",
-            )
+            what = "this pod was registered by another version of flytekitplugins-safedist than its image has"
+            where = {f"version in {envvars.JOB}": version}
+            hint = "register the task with the version that is in its image, or build the image with this one"
+            raise TopologyError(what, where=where, expected=VERSION, hint=hint)
         if problems:
             raise _unreadable(text, "; ".join(map(str, problems)))
         return made

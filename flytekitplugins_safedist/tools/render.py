@@ -50,12 +50,9 @@ def load_task(file: Path, name: str) -> Any:
         raise SafedistError("this is not a module of Python", where={"file": file}, hint=hint)
     tasks = {key: value for key, value in vars(_module(file.resolve())).items() if issubclass(type(value), SafeTask)}
     if name not in tasks:
-        raise SafedistError(
-            "there is no such SafeHorovod or SafeTorch task",
-            where={"file": file, "task": name},
-            seen=", ".join(sorted(tasks)) or "none in this file",
-            hint="@task(task_config=...) must be the outermost decorator, and the name at module level",
-        )
+        what, where = "there is no such SafeHorovod or SafeTorch task", {"file": file, "task": name}
+        hint = "@task(task_config=...) must be the outermost decorator, and the name at module level"
+        raise SafedistError(what, where=where, seen=", ".join(sorted(tasks)) or "none in this file", hint=hint)
     return tasks[name]
 
 
