@@ -14,18 +14,7 @@ from typing import Any
 
 from .. import envvars, stopping
 from ..errors import Problem, TopologyError
-from .options import (
-    Backend,
-    Hangs,
-    Logs,
-    Metrics,
-    Preflight,
-    Profile,
-    Scratch,
-    StartMethod,
-    Timeouts,
-    nodes_text,
-)
+from .options import Backend, Hangs, Logs, Metrics, Preflight, Profile, Scratch, StartMethod, Timeouts, nodes_text
 from .quantities import size_in_bytes
 from .typed import well_typed
 
@@ -38,10 +27,7 @@ END_SECONDS = 10.0
 UPLOAD_SECONDS = 25.0
 """For an upload that runs when the pod is told to stop, or begins then: outputs, or the one error."""
 
-_PARTS = {
-    **{"timeouts": Timeouts, "scratch": Scratch, "logs": Logs, "hangs": Hangs, "metrics": Metrics},
-    **{"preflight": Preflight, "profile": Profile},
-}
+_PARTS = {part.__name__.lower(): part for part in (Timeouts, Scratch, Logs, Hangs, Metrics, Preflight, Profile)}
 """Fields that are options of their own."""
 
 
