@@ -40,7 +40,6 @@ class HeldBack:
         seconds: in each step, beyond the others.
         usual: what they take for it.
         part: of a step.
-        total: over the round.
     """
 
     rank: int
@@ -48,7 +47,6 @@ class HeldBack:
     seconds: float
     usual: float
     part: float
-    total: float
 
 
 @dataclass
@@ -177,8 +175,7 @@ def held_back(ranks: Sequence[RankSummary]) -> tuple[list[HeldBack], list[str]]:
             per_step = rank.stages[name].times / steps_of(rank)
             cost = min(own[rank.rank] - usual, late[rank.rank]) * per_step
             if cost > least:
-                held = HeldBack(rank.rank, name, cost, usual, cost / step, cost * steps_of(rank))
-                found.append(held)
+                found.append(HeldBack(rank.rank, name, cost, usual, cost / step))
     found = [held for held in found if not any(_is_within(other, held) for other in found)]
     found.sort(key=lambda held: -held.seconds)
     return [held for held in found if held.seconds > _BESIDE * found[0].seconds], uneven

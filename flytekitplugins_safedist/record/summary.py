@@ -56,11 +56,10 @@ def percentile(durations: Mapping[int, int], part: float) -> float:
 
 @dataclass
 class StageTimes(DataClassDictMixin):
-    """One stage of one rank: how often, seconds in all, the longest, and when it ended on average."""
+    """One stage of one rank: how often, seconds in all, and when it ended on average."""
 
     times: int = 0
     seconds: float = 0.0
-    longest: float = 0.0
     end: float = 0.0
 
 

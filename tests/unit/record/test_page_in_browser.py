@@ -39,8 +39,8 @@ def fragment() -> str:
     for node in nodes:
         for rank in (2 * node.node, 2 * node.node + 1):
             stages = {
-                "load": StageTimes(100, 10.0, 1.0, 40.0),
-                "a stage with a long name": StageTimes(100, 20, 1, 40.5),
+                "load": StageTimes(100, 10.0, 40.0),
+                "a stage with a long name": StageTimes(100, 20, 40.5),
             }
             summary = RankSummary(rank, 3.0, 90.0, "raised ValueError", [("function", 0.0, 87.0)], stages)
             summary.durations, summary.pace, summary.rate, summary.peak = (
