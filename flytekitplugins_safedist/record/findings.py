@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from .summary import NodeSummary, RankSummary
 
@@ -169,7 +170,7 @@ def held_back(ranks: Sequence[RankSummary]) -> tuple[list[HeldBack], list[str]]:
             uneven.append(name)
             continue
         own = {rank.rank: rank.stages[name].seconds / rank.stages[name].times for rank in there}
-        usual = _middle(own.values())
+        usual = median_low(own.values())
         late = _late(there, name, step)
         for rank in there:
             per_step = rank.stages[name].times / steps_of(rank)
@@ -194,19 +195,13 @@ def _late(ranks: Sequence[RankSummary], name: str, step: float) -> dict[int, flo
     ends = {
         rank.rank: rank.since + rank.stages[name].end - (rank.stages[name].times - fewest) / 2 * step for rank in ranks
     }
-    usual = _middle(ends.values())
+    usual = median_low(ends.values())
     return {rank: end - usual for rank, end in ends.items()}
 
 
 def _are_even(ranks: Sequence[RankSummary], name: str) -> bool:
     times = [rank.stages[name].times for rank in ranks]
     return max(times) - min(times) <= _UNEVEN * max(times)
-
-
-def _middle(values: object) -> float:
-    """The lower median: of two, the smaller."""
-    ordered = sorted(values)  # type: ignore[call-overload]
-    return float(ordered[(len(ordered) - 1) // 2])
 
 
 def alone_line(found: Findings) -> str:

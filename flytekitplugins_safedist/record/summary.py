@@ -242,11 +242,7 @@ def _without(node: NodeSummary, level: int) -> NodeSummary:
 
 
 def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+    return json.loads(json.dumps(value), parse_float=lambda text: round(float(text), 6))
 
 
 def merged(own: NodeSummary, others: Iterable[tuple[str, Offset]]) -> list[NodeSummary]:
