@@ -12,7 +12,25 @@ from flytekitplugins_safedist.compat import torch as torch_inside
 from flytekitplugins_safedist.errors import IncompatibleVersionError
 from flytekitplugins_safedist.rank import replicas
 
-BEFORE = "replicas.install()\nassert 'torch' not in sys.modules\n"
+BEFORE = """
+finders = list(sys.meta_path)
+replicas.install()
+assert 'torch' not in sys.modules
+met = []
+torch_inside.call_at_groups(met.append)
+
+import inspect
+import torch.distributed as dist
+assert sys.meta_path[-len(finders):] == finders
+assert not any('compat.torch' in repr(finder) for finder in sys.meta_path)
+assert dist.__loader__ is dist.__spec__.loader and 'compat.torch' not in repr(dist.__loader__), "as it would without"
+assert 'is_available' in inspect.getsource(dist)
+assert dist.Reducer.__name__ == 'Reducer' and dist.Logger.__wrapped__.__name__ == 'Logger'
+assert met == []
+dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+dist.destroy_process_group()
+assert met == ['0'], 'whoever looks at the end finds none'
+"""
 AFTER = "import torch.distributed\nreplicas.install()\n"
 GROUPS = """
 import gc, os, time, weakref
@@ -48,33 +66,14 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("installed", [BEFORE, AFTER], ids=["before torch", "after torch"])
-def test_a_group_outlives_the_last_native_part_of_its_replica_by_nothing(installed: str) -> None:
-    """Without the guard the replica's end would be the group's: no thread of Gloo's were left for the last part."""
+def test_a_group_outlives_the_last_native_part_of_its_replica_by_nothing_and_torch_looks_as_ever(
+    installed: str,
+) -> None:
+    """Without the guard the replica's end would be the group's: no thread of Gloo's were left for the last part.
+    Groups are noticed however short they live."""
     done = python(installed + GROUPS)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[True, True]\n", done.stdout
-
-
-def test_torch_looks_as_it_would_without_and_groups_are_noticed_however_short_they_live() -> None:
-    done = python(
-        "import inspect\n"
-        "finders = list(sys.meta_path)\n"
-        "replicas.install()\n"
-        "met = []\n"
-        "torch_inside.call_at_groups(met.append)\n"
-        "import torch.distributed as dist\n"
-        "assert sys.meta_path[-len(finders):] == finders\n"
-        "assert not any('compat.torch' in repr(finder) for finder in sys.meta_path)\n"
-        "assert dist.__loader__ is dist.__spec__.loader and 'compat.torch' not in repr(dist.__loader__)\n"
-        "assert 'is_available' in inspect.getsource(dist)\n"
-        "assert dist.Reducer.__name__ == 'Reducer' and dist.Logger.__wrapped__.__name__ == 'Logger'\n"
-        "assert met == []\n"
-        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
-        "dist.destroy_process_group()\n"
-        "assert met == ['0'], 'whoever looks at the end finds none'\n"
-        "print('as ever')\n"
-    )
-    assert done.stdout == "as ever\n", done.stderr
 
 
 @pytest.mark.parametrize("gone", ["Reducer", "Logger"])
