@@ -161,27 +161,6 @@ def test_a_hang_that_is_only_to_be_reported_is_told_in_the_log_and_the_job_goes_
     assert "in waits_alone" in running.shown, "who calls it"
 
 
-@pytest.mark.parametrize("module", ["job_hangs", "job_hangs_horovod"])
-def test_a_rank_that_computes_is_told_of_and_waited_for_up_to_the_ceiling(
-    warm, tmp_path: Path, ranks_gate, module: str
-) -> None:
-    """An evaluation on one rank, the others at a barrier: floor is over, and the job would fail for a hang."""
-    running = warm.start(f"{module}:evaluates", tmp_path / "job", environment=ranks_gate.environment)
-    until(lambda: "slow, or an endless loop" in running.shown, "it is told")
-    ranks_gate.let_go(1)
-    assert running.wait().value == "evaluated"
-
-
-def test_a_rank_that_waits_for_a_compiler_is_told_of_and_waited_for_up_to_the_ceiling(
-    warm, tmp_path: Path, ranks_gate
-) -> None:
-    """What it has started computes, in a session of its own, as the workers of torch's compiler may."""
-    running = warm.start("job_hangs:compiles", tmp_path / "job", environment=ranks_gate.environment)
-    until(lambda: "slow, or an endless loop" in running.shown, "it is told")
-    ranks_gate.let_go(1)
-    assert running.wait().value == "compiled"
-
-
 @pytest.mark.parametrize(
     ("task", "says"),
     [
@@ -242,23 +221,6 @@ def test_a_hang_at_the_same_step_again_is_not_tried_again(warm, tmp_path: Path) 
     assert "[kind=missing, step=3]" in text
     assert "rank 1 with HangError at step 3 has failed before" in text
     assert "This was round 1" in text
-
-
-@pytest.mark.parametrize(
-    ("how", "line"),
-    [
-        ("copies", "rank 1 has waited for rank 0 for 2 s in Checkpoints.save"),
-        ("writes", "the end waits for the save before, which is still being written"),
-    ],
-)
-def test_a_save_to_a_slow_store_is_told_of_and_is_no_hang(
-    warm, tmp_path: Path, ranks_gate, how: str, line: str
-) -> None:
-    environment = {**ranks_gate.environment, "TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
-    running = warm.start("job_hangs:saves", tmp_path / "job", inputs={"how": how}, environment=environment)
-    until(lambda: line in running.shown, "it is told")
-    ranks_gate.let_go(3)
-    assert running.wait().value == "saved"
 
 
 @pytest.mark.end("hang", "USER:HangError")
