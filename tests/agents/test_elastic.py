@@ -11,7 +11,7 @@ import signal
 import pytest
 from flyteidl.core import execution_pb2
 
-from tests.harness.job import Job
+from tests.harness.job import Job, succeeded
 from tests.harness.procs import KILL, Ended, Gate, Running, until, uploaded_error, uploaded_output
 
 ONE_RANK = ("torch_alone", "torch_impatient", "torch_done_early")
@@ -51,11 +51,9 @@ def all_output(*pods: Ended) -> str:
     return "\n".join(pod.err for pod in pods)
 
 
-def goes_on(says: str, *pods: Running) -> list[Ended]:
+def goes_on(says: str, *pods: Running) -> tuple[Ended, ...]:
     """Every pod leaves with 0, one of them has uploaded the outputs, and none of ``max_restarts`` is spent."""
-    ended = [pod.wait() for pod in pods]
-    assert [pod.code for pod in ended] == [0] * len(pods), all_output(*ended)
-    assert [pod.left for pod in ended] == [[]] * len(pods)
+    ended = succeeded(*pods)
     assert sorted(name for pod in ended for name in pod.uploaded) == ["outputs.pb"]
     assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith(says)
     assert "all ranks start again" not in all_output(*ended)

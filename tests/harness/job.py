@@ -147,3 +147,10 @@ def ended(*pods: Running) -> tuple[Ended, ...]:
     assert [pod.left for pod in found] == [[] for _ in pods]
     assert [pod.scratch for pod in found] == [[] for _ in pods]
     return found
+
+
+def succeeded(*pods: Running) -> tuple[Ended, ...]:
+    """The same of pods that leave with 0."""
+    found = ended(*pods)
+    assert [pod.code for pod in found] == [0 for _ in pods], "\n".join(pod.err for pod in found)
+    return found
