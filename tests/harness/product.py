@@ -47,7 +47,6 @@ PRIVATE = {
     "context": "rank.context",
     "SAFE_IMPORT_ENVIRONMENT": "rank_server.libraries:UNDER",
     "cleanup": "rank_server.cleanup",
-    "scratch": "agent.scratch",
     "disk": "agent.disk",
     "ReservedPort": "coordinator.ports:ReservedPort",
     "run_record": "record.run",
