@@ -184,11 +184,8 @@ def test_a_job_that_tells_its_steps_hangs_where_they_do_not_end(warm, tmp_path: 
 def test_ranks_that_have_returned_hold_up_the_others_also_where_their_node_is_gone(
     warm, tmp_path: Path, ranks_gate
 ) -> None:
-    class Returned(Job):
-        module = "job_hangs"
-        nproc_per_node = 1
-
-    job = Returned(warm, tmp_path / "job", "waits_for_a_node_that_has_returned", more=ranks_gate.environment)
+    task, more = "job_hangs:waits_for_a_node_that_has_returned", ranks_gate.environment
+    job = Job(warm, tmp_path / "job", task, more=more, nproc_per_node=1)
     leaves, stays = job.start(1), job.start(0)
     until(job.a_node_is_done, "rank 1 has returned")
     leaves.signal(TERM)
@@ -225,10 +222,7 @@ def test_a_hang_at_the_same_step_again_is_not_tried_again(warm, tmp_path: Path) 
 
 @pytest.mark.end("hang", "USER:HangError")
 def test_what_flyte_is_told_is_the_hang(warm, tmp_path: Path, as_promised) -> None:
-    class Hanging(Job):
-        module = "job_hangs"
-
-    ended, other = Hanging(warm, tmp_path / "job", "one_of_another_node_sleeps").run()
+    ended, other = Job(warm, tmp_path / "job", "job_hangs:one_of_another_node_sleeps").run()
     as_promised(ended)
     message = uploaded_error(ended).message
     assert "rank 3 (local_rank 1) on node 1" in message

@@ -42,10 +42,6 @@ def inputs(directory: Path) -> None:
     (directory / "inputs.pb").write_bytes(sent.SerializeToString())
 
 
-class KeysJob(Job):
-    module = "job_keys"
-
-
 def pod(job: Job, number: int) -> Running:
     """``safedist-execute`` in an interpreter of its own."""
     files = job.directory / f"node-{number}"
@@ -62,7 +58,7 @@ def pod(job: Job, number: int) -> Running:
 
 def test_a_dict_has_one_order_of_keys_in_all_ranks_of_two_nodes(warm, tmp_path):
     inputs(tmp_path)
-    job = KeysJob(warm, tmp_path, "keys")
+    job = Job(warm, tmp_path, "job_keys:keys")
     waiting = pod(job, 1)
     first, _ = ended(pod(job, 0), waiting)
     assert first.uploaded == ["outputs.pb"], first.err

@@ -88,11 +88,8 @@ def test_ranks_may_meet_in_another_order(warm, tmp_path):
 @pytest.mark.horovod
 def test_a_host_without_an_address_is_an_error_and_no_crash_of_horovod(warm, tmp_path):
     needs.root("rename the host of a process")
-
-    class OneRankEach(Job):
-        nproc_per_node = 1
-
-    error = uploaded_error(OneRankEach(warm, tmp_path, "horovod_on_a_host_without_address").run()[0])
+    first, _ = Job(warm, tmp_path, "horovod_on_a_host_without_address", nproc_per_node=1).run()
+    error = uploaded_error(first)
     assert (error.code, error.kind) == ("USER:TopologyError", NON_RECOVERABLE)
     assert "[host=no-such-host.invalid]" in error.message
     assert "HOROVOD_GLOO_IFACE" in error.message

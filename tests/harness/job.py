@@ -63,21 +63,33 @@ class Job:
     nproc_per_node = 2
 
     def __init__(
-        self, warm: Warm, directory: Path, task: str, how: str = "", more: Mapping[str, str] | None = None
+        self,
+        warm: Warm,
+        directory: Path,
+        task: str,
+        how: str = "",
+        more: Mapping[str, str] | None = None,
+        *,
+        nproc_per_node: int | None = None,
     ) -> None:
         """A job that has not begun.
 
         Args:
             warm: forks the agents.
             directory: for what the pods write; its name is the execution's.
-            task: its name in the module.
+            task: its name in the module; or ``module:task``.
             how: what is to become of it, as the task understands it.
             more: variables of all pods.
+            nproc_per_node: ranks of each pod, where they are not as many as usual.
         """
+        module, _, self.task = task.rpartition(":")
+        self.module = module or self.module
+        if nproc_per_node is not None:
+            self.nproc_per_node = nproc_per_node
         reserved = ReservedPort()
         weakref.finalize(self, reserved.close)
         self.port: int = reserved.port
-        self.warm, self.directory, self.task = warm, directory, task
+        self.warm, self.directory = warm, directory
         self.environment = {"TEST_HOW": how, **(more or {})}
         self.registered: Mapping[str, Any] = {}
         self.started = 0
