@@ -33,8 +33,8 @@ def _plain(value: Any, name: str) -> Any:
     """A value as JSON: what JSON has no word for is a dict of one key, its type."""
     if isinstance(value, torch.Tensor) and not is_part(value):
         value = value.detach()  # a Parameter's
-    elif isinstance(value, getattr(sys.modules.get("numpy"), "generic", ())):
-        value = value.item()  # type: ignore[union-attr]
+    elif isinstance(value, getattr(sys.modules.get("numpy"), "generic", ())) and value.dtype.kind in "biufcUS":
+        value = value.item()  # of numpy's times it is a mere number, or none
     kind = type(value)
     if kind in (type(None), bool, int, float, str):
         return value

@@ -664,6 +664,14 @@ def test_numbers_of_numpys_are_numbers(place):
         Checkpoints(place).save(1, {"x": numpy.zeros(3)}, force=True)
 
 
+@pytest.mark.parametrize(
+    "value", [numpy.datetime64("2026-11-27", "ns"), numpy.timedelta64(3, "ns"), numpy.void(b"abc")], ids=repr
+)
+def test_a_value_of_numpys_that_is_no_number_is_refused_not_saved_as_another(place, value):
+    with pytest.raises(CheckpointError, match=rf"state=x\].*numpy\.{type(value).__name__}"):
+        Checkpoints(place).save(1, {"x": value}, force=True)
+
+
 def test_a_layer_that_was_wrapped_when_it_was_saved_is_the_same_without(place):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
