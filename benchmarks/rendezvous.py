@@ -54,7 +54,7 @@ def serve(nodes: int, pipe: Connection) -> None:
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     server = Server(rules, "node-0", inbox, store=NoStore())
     endpoint = Endpoint("127.0.0.1", server.listen(Endpoint("127.0.0.1", 0)))
-    link = Link(rules, endpoint, inbox=inbox, say=print, own=server.connect)
+    link = Link(rules, endpoint, inbox=inbox, own=server.connect)
     pipe.send(endpoint.port)
     status = Status("bench", "node-0", 0, 1.0, "host")
     link.begin(replace(status, offer=Offer(status.round, {})))

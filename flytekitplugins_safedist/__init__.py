@@ -30,21 +30,11 @@ if TYPE_CHECKING:
 # Public name -> the module it lives in. A task config is useless to flytekit until its task type is registered, so
 # the modules named here are those whose import also registers it.
 _PUBLIC = {
-    "Hangs": "config.options",
-    "Logs": "config.options",
-    "Metrics": "config.options",
-    "Preflight": "config.options",
-    "Problem": "errors",
-    "Profile": "config.options",
-    "RankContext": "rank.context",
-    "RecoverableRankFailedError": "plugin.task",
-    "SafeHorovod": "plugin.task",
-    "SafeTorch": "plugin.task",
-    "Scratch": "config.options",
-    "Timeouts": "config.options",
-    "current_rank": "rank.context",
+    **dict.fromkeys(("Hangs", "Logs", "Metrics", "Preflight", "Profile", "Scratch", "Timeouts"), "config.options"),
+    **dict.fromkeys(("RecoverableRankFailedError", "SafeHorovod", "SafeTorch"), "plugin.task"),
+    **dict.fromkeys(("RankContext", "current_rank"), "rank.context"),
+    **dict.fromkeys((*errors.PUBLIC, "Problem"), "errors"),
     "stage": "record.writer",
-    **dict.fromkeys(errors.PUBLIC, "errors"),
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (one table, not two)

@@ -1,5 +1,6 @@
 """What a failure is: the one table from the evidence of one end to its code, who pays, and whose echo it is; and what
-the numbers of the kernel and the words of a store mean. Pure. docs/failures.md is made of it (scripts/failures.py).
+the numbers of the kernel and the words of a store mean. Pure. docs/failures.md has its codes from it
+(scripts/failures.py).
 
 A rank names the row of its own exception (:func:`of_exception`): it alone has the whole of it. Its agent knows more
 (the signal, the container's memory, the GPU), and asks :class:`EndOfRank` for the row of the end.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import re
 import signal
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,14 +71,12 @@ class Failure(str, Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """What becomes of one kind of failure.
+    """What becomes of one kind of failure. What the user reads of it is in docs/failures.md.
 
     Attributes:
-        what: happens, as docs/failures.md has it.
-        read: what the user reads of it, likewise.
+        what: happens: how its row in docs/failures.md begins.
         payer: of another attempt.
         code: as Flyte shows it; "" where the end has one of its own (an exception's class, a signal's name).
-        codes: what the page says of such codes.
         echo: how far it is from a cause: 0 for a cause, 4 for a mere word of another's loss.
         repeats: whether the same comes again at every start of the ranks.
         opening: of the text, before the rank that failed; with ``{rank}`` and ``{scratch}``.
@@ -84,10 +84,8 @@ class Row:
     """
 
     what: str
-    read: str
     payer: Payer = Payer.NOBODY
     code: str = ""
-    codes: str = ""
     echo: int = 0
     repeats: bool = False
     opening: str = ""
@@ -95,81 +93,40 @@ class Row:
 
 
 ROWS: dict[Failure, Row] = {
-    Failure.OWN: Row(
-        "a rank raises",
-        "rank, node, exception, in the first line; full traceback, its last log lines",
-        codes="`USER:ValueError`, or the exception's own `error_code`",
-    ),
+    Failure.OWN: Row("a rank raises"),
     Failure.COMES_AGAIN: Row(
         "a rank raises what would come again at every start (`ImportError`, `SyntaxError`, a wrong configuration)",
-        "the same, and that no restart in place was tried",
-        codes="`USER:ModuleNotFoundError`, `USER:SyntaxError`",
         repeats=True,
     ),
-    Failure.RECOVERABLE: Row(
-        "a rank raises `FlyteRecoverableException`",
-        "the same",
-        Payer.RETRIES,
-        codes="`USER:FlyteRecoverableException`",
-    ),
+    Failure.RECOVERABLE: Row("a rank raises `FlyteRecoverableException`", Payer.RETRIES),
     Failure.MISTAKE: Row(
         "a library of collectives refuses what a rank asks of it (two ranks on one GPU, an interface that is not "
-        "there, a port in use)",
-        "the library's words, of the rank that it refused, and what to do",
-        codes="`USER:RuntimeError`, `USER:DistNetworkError`",
+        "there, a port in use)"
     ),
     # It will most likely come again. Whether it is tried is for the user's retries to say.
     Failure.OUT_OF_MEMORY: Row(
-        "a rank, or a DataLoader worker of it, is OOM-killed",
-        "that, and which worker, each rank's memory high-water, the container's beside its limit, the kernel's count "
-        "of such kills, and [the line to write](#out-of-memory)",
-        Payer.RETRIES,
-        "USER:OutOfMemory",
+        "a rank, or a DataLoader worker of it, is OOM-killed", Payer.RETRIES, "USER:OutOfMemory"
     ),
-    Failure.WORKER_KILLED: Row(
-        "a DataLoader worker is killed, and the kernel was not out of memory",
-        "torch's words, with the worker's process id",
-        codes="`USER:RuntimeError`",
-    ),
-    Failure.KILLED: Row(
-        "a rank is killed from outside",
-        "signal name and likely reason",
-        Payer.FLYTE,
-        codes="`SYSTEM:SIGKILL`, `SYSTEM:SIGTERM`",
-    ),
-    Failure.CRASHED: Row(
-        "a rank crashes in native code",
-        "signal name and likely reason, the line of your code that it was in, its last log lines",
-        codes="`USER:SIGSEGV`",
-    ),
+    Failure.WORKER_KILLED: Row("a DataLoader worker is killed, and the kernel was not out of memory"),
+    Failure.KILLED: Row("a rank is killed from outside", Payer.FLYTE),
+    Failure.CRASHED: Row("a rank crashes in native code"),
     # The peers of a rank that aborts raise before its end is seen: time alone cannot tell.
-    Failure.ABORTED: Row(
-        "a rank aborts in native code",
-        "the same; an echo where another rank was gone, for gloo and NCCL abort then",
-        codes="`USER:SIGABRT`",
-        echo=3,
-    ),
-    Failure.LEFT: Row("a rank leaves by `os._exit`", "the exit code, its last log lines", codes="`USER:Exit3`"),
+    Failure.ABORTED: Row("a rank aborts in native code", echo=3),
+    Failure.LEFT: Row("a rank leaves by `os._exit`"),
     Failure.FULL_DISK: Row(
         "the disk is full, or `Scratch(size_limit=…)` is exceeded (by default: most of the pod's limit of ephemeral "
         "storage)",
-        "directory, limit, how much each rank holds",
-        codes="`USER:OSError`, over the limit `USER:ScratchError`",
         repeats=True,
         opening="rank {rank} ran out of disk space. Scratch is {scratch}\n\n",
         hint="write less, give the task more ephemeral storage, or move scratch to a larger volume (Scratch(path=...))",
     ),
     Failure.FULL_SHARED_MEMORY: Row(
         "the node's shared memory (`/dev/shm`) is full",
-        "that, and torch's or NCCL's words",
-        codes="`USER:RuntimeError`, or the class of NCCL's error",
         opening="rank {rank} found the node's shared memory (/dev/shm) full.\n\n",
         hint="give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time",
     ),
     Failure.PEER_LOST: Row(
         "all failed ranks failed only because they lost the connection to another rank",
-        "the ranks that had already returned, the first to lose its connection, and where those of its node are that "
-        "have lost nobody",
         Payer.RETRIES,
         "USER:PeersLost",
         echo=4,
@@ -178,7 +135,6 @@ ROWS: dict[Failure, Row] = {
     ),
     Failure.NOT_MET: Row(
         "the ranks do not come together in `init_process_group` (in a store of their own, or one of an earlier round)",
-        "that, and the first that gave up",
         Payer.RETRIES,
         "USER:RanksNotMet",
         echo=4,
@@ -190,7 +146,6 @@ ROWS: dict[Failure, Row] = {
     # An abort that others had to wait for would have ended the round long before their time was up.
     Failure.TIMED_OUT: Row(
         "a collective times out though every rank is there: most likely ranks called different ones",
-        "that, and where the ranks were",
         Payer.RETRIES,
         "USER:CollectiveTimeout",
         echo=2,
@@ -199,79 +154,42 @@ ROWS: dict[Failure, Row] = {
         "the same order, also where data are uneven or one rank alone evaluates or saves. If all were in the same "
         "one, raise init_process_group(timeout=...)",
     ),
-    Failure.HANG: Row(
-        "ranks wait in a collective that one does not come to",
-        "[which rank, what it does instead, who waits where](hangs.md)",
-        Payer.RETRIES,
-        "USER:HangError",
-    ),
+    Failure.HANG: Row("ranks wait in a collective that one does not come to", Payer.RETRIES, "USER:HangError"),
     Failure.NOT_READY: Row(
-        "a rank does not begin the function in `Timeouts.start`",
-        "the ranks, and where each stands: most often in the import of your module",
-        Payer.RETRIES,
-        "USER:RanksNotReady",
+        "a rank does not begin the function in `Timeouts.start`", Payer.RETRIES, "USER:RanksNotReady"
     ),
-    Failure.NODE_DISK: Row(
-        "a node's disk or file server fails (EIO, ESTALE)", "as of every exception", Payer.FLYTE, "SYSTEM:NodeDisk"
-    ),
+    Failure.NODE_DISK: Row("a node's disk or file server fails (EIO, ESTALE)", Payer.FLYTE, "SYSTEM:NodeDisk"),
     Failure.GPU_HARDWARE: Row(
-        "a GPU's memory or its NVLink fails (CUDA's errors 214 and 220)",
-        "as of every exception, rank and node in its first line",
-        Payer.FLYTE,
-        "SYSTEM:GpuHardware",
+        "a GPU's memory or its NVLink fails (CUDA's errors 214 and 220)", Payer.FLYTE, "SYSTEM:GpuHardware"
     ),
     Failure.GPU_FAULT: Row(
         "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
-        "[the Xid and what it means](#gpus), the GPU with its UUID, rank and node, in the first line",
         Payer.FLYTE,
-        codes="`SYSTEM:GpuFallenOffBus`, `SYSTEM:GpuEccError`, `SYSTEM:GpuNvlinkError`, `SYSTEM:GpuXidError`",
         hint="drain that node (kubectl cordon, kubectl drain) until the GPU is reset or replaced; nvidia-smi -q there "
         "says more",
     ),
     Failure.GPU_PROGRAM: Row(
         "a rank fails as its GPU reports an error of the program (Xid 13, 31, 43, 45)",
-        "the same",
-        codes="`USER:GpuXidError`",
         hint="run it with CUDA_LAUNCH_BLOCKING=1, or a small case of it under compute-sanitizer, to see which kernel "
         "does it; where one GPU alone reports this with every program, it is the hardware's after all",
     ),
     Failure.STORAGE: Row(
-        "storage stays down for a rank, or a node lacks code or inputs",
-        "the store's error, with the object, and the rank or node",
-        Payer.FLYTE,
-        "SYSTEM:Storage",
+        "storage stays down for a rank, or a node lacks code or inputs", Payer.FLYTE, "SYSTEM:Storage"
     ),
     Failure.NOT_STARTED: Row(
         "with `nnodes=1`, ranks cannot be started, or what starts them dies (of several nodes, that pod is replaced)",
-        "what happened, and where",
         Payer.FLYTE,
         "SYSTEM:RanksNotStarted",
     ),
-    Failure.STOPPED: Row(
-        "a pod with `nnodes=1` is told to stop (SIGTERM)",
-        "who asked; every rank ends first, and an upload that runs is finished within the grace period",
-        Payer.FLYTE,
-        "SYSTEM:Stopped",
-    ),
+    Failure.STOPPED: Row("a pod with `nnodes=1` is told to stop (SIGTERM)", Payer.FLYTE, "SYSTEM:Stopped"),
     Failure.UNFIT: Row(
-        "a [check of the nodes](preflight.md) before the first rank fails",
-        "the node, with its figure and the median of all; the two that cannot talk",
-        Payer.FLYTE,
-        "SYSTEM:Preflight",
-        "`SYSTEM:PreflightSpeed`, `SYSTEM:PreflightNetwork`, `SYSTEM:PreflightGpu`, `SYSTEM:PreflightDisk`, "
-        "`SYSTEM:PreflightSharedMemory`, `SYSTEM:PreflightChecks`",
+        "a [check of the nodes](preflight.md) before the first rank fails", Payer.FLYTE, "SYSTEM:Preflight"
     ),
     Failure.NOT_TOGETHER: Row(
-        "not every node comes within `Timeouts.rendezvous`",
-        "which nodes are missing",
-        Payer.FLYTE,
-        "SYSTEM:RendezvousTimeout",
+        "not every node comes within `Timeouts.rendezvous`", Payer.FLYTE, "SYSTEM:RendezvousTimeout"
     ),
     Failure.NODE_LOST: Row(
-        "nodes are lost more often than `max_replacements`, or one for good",
-        "which ones, and since when",
-        Payer.FLYTE,
-        "SYSTEM:NodeLost",
+        "nodes are lost more often than `max_replacements`, or one for good", Payer.FLYTE, "SYSTEM:NodeLost"
     ),
 }
 
@@ -357,6 +275,7 @@ class Errno:
 
 
 _OF_SERVER = ("the file system or its server failed", "look at the kernel log and the file server", "FsIoError")
+_FULL = ("NoSpaceError", Tries.NONE, Failure.FULL_DISK, True)
 _CANNOT = ("the file system cannot do this", "choose another file system", "FsUnsupportedError")
 ERRNOS: dict[int, Errno] = {
     errno.EACCES: Errno(
@@ -368,19 +287,9 @@ ERRNOS: dict[int, Errno] = {
         "the file system is read-only", "mount it writable, or choose another directory", "ReadOnlyFsError", stays=True
     ),
     errno.ENOSPC: Errno(
-        "no space (or no inodes) left",
-        "free space there, or choose a directory on a larger volume",
-        "NoSpaceError",
-        failure=Failure.FULL_DISK,
-        stays=True,
+        "no space (or no inodes) left", "free space there, or choose a directory on a larger volume", *_FULL
     ),
-    errno.EDQUOT: Errno(
-        "the disk quota is used up",
-        "free space, or ask for a larger quota",
-        "NoSpaceError",
-        failure=Failure.FULL_DISK,
-        stays=True,
-    ),
+    errno.EDQUOT: Errno("the disk quota is used up", "free space, or ask for a larger quota", *_FULL),
     errno.EFBIG: Errno("the file is larger than the file system or a limit allows", "write less into one", stays=True),
     errno.ESTALE: Errno(
         "stale file handle",
@@ -427,14 +336,9 @@ def of_errno(number: int | None) -> Errno | None:
     return ERRNOS.get(number or 0)
 
 
-def is_full(numbers: Iterable[int]) -> bool:
-    """Whether one of these says that a disk is full."""
-    return any((known := of_errno(number)) is not None and known.failure is Failure.FULL_DISK for number in numbers)
-
-
-def is_broken(numbers: Iterable[int]) -> bool:
-    """Whether one of these says that a disk, or a file server, fails by itself."""
-    return any((known := of_errno(number)) is not None and known.failure is Failure.NODE_DISK for number in numbers)
+def of_errnos(numbers: Iterable[int]) -> set[Failure]:
+    """The rows that these say: a disk that is full; a disk, or a file server, that fails by itself."""
+    return {ERRNOS[each].failure for each in numbers if each in ERRNOS}
 
 
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
@@ -539,21 +443,16 @@ def _link(error: BaseException, message: str, depth: int, *, is_cause: bool, is_
     with suppress(Exception):  # properties of anyone's
         names |= _names(error)
         number = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else None
-    where = {"is_cause": is_cause, "is_hidden": is_hidden}
-    return ChainLink(
-        type(error).__qualname__, message, depth, _is_in_setup(error), kinds(type(error)), names, number, **where
-    )
+    kind, in_setup = type(error), _is_in_setup(error)
+    return ChainLink(kind.__qualname__, message, depth, in_setup, kinds(kind), names, number, is_cause, is_hidden)
 
 
 def _is_in_setup(error: BaseException) -> bool:
     """Whether an exception was raised in torch's ``init_process_group``."""
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_name == "init_process_group" and code.co_filename.endswith("distributed_c10d.py"):
-            return True
-        trace = trace.tb_next
-    return False
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(
+        code.co_name == "init_process_group" and code.co_filename.endswith("distributed_c10d.py") for code in codes
+    )
 
 
 def _names(error: BaseException) -> set[str]:
@@ -673,14 +572,14 @@ def of_exception(links: Sequence[ChainLink], *, world_size: int) -> Failure:
     word = of_chain(links)
     if world_size > 1 and word is not None and word is not Failure.MISTAKE:
         return word
-    by_class, numbers, texts = _by_class(links), errnos(links), [link.message for link in links]
+    by_class, of_disk, texts = _by_class(links), of_errnos(errnos(links)), [link.message for link in links]
     rows = (
         # The user's word wins over all that is known; and a disk that is full stays full, whoever says it.
         (Failure.RECOVERABLE, by_class is Failure.RECOVERABLE),
         (Failure.MISTAKE, word is Failure.MISTAKE),
         (Failure.FULL_SHARED_MEMORY, any(map(_SHARED_MEMORY_FULL.search, texts))),
-        (Failure.FULL_DISK, is_full(numbers)),
-        (Failure.NODE_DISK, is_broken(numbers)),
+        (Failure.FULL_DISK, Failure.FULL_DISK in of_disk),
+        (Failure.NODE_DISK, Failure.NODE_DISK in of_disk),
         (Failure.GPU_HARDWARE, links[0].type in _OF_CUDA and _GPU_HARDWARE.match(texts[0]) is not None),
         (Failure.WORKER_KILLED, by_class is Failure.OWN and any(map(_WORKER_KILLED.search, texts))),
     )
@@ -719,7 +618,7 @@ def repeats(failure: Failure, links: Iterable[ChainLink]) -> bool:
     if failure is Failure.MISTAKE:
         words = [mistake(link.message) for link in links if of_link(link) is Failure.MISTAKE]
         return any(again for _, again in filter(None, words))
-    return ROWS[failure].repeats or is_full(errnos(links))
+    return ROWS[failure].repeats or Failure.FULL_DISK in of_errnos(errnos(links))
 
 
 def worker_killed(text: str) -> str:
@@ -740,33 +639,29 @@ class Outlook(Enum):
     TRANSIENT = "transient"
 
 
-_STORES_WORDS: dict[Outlook, frozenset[str]] = {
+_STORES_WORDS: dict[Outlook, re.Pattern[str]] = {
     # Error codes of S3 (API reference, "Error responses"), GCS and Azure blob storage, and HTTP statuses; exceptions of
-    # botocore, azure-core and google-auth, by name: importing them all to compare would cost seconds.
-    Outlook.DENIED: frozenset(
-        {
-            *("AccessDenied", "Forbidden", "401", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
-            *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken", "TokenRefreshRequired"),
-            *("RequestTimeTooSkewed", "AuthenticationFailed", "AuthorizationFailure", "InvalidClientTokenId"),
-            *("UnrecognizedClientException", "NoCredentialsError", "PartialCredentialsError"),
-            *("TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError", "ClientAuthenticationError"),
-            *("RefreshError", "DefaultCredentialsError", "ProfileNotFound"),
-        }
+    # botocore, aiohttp, azure-core and google-auth, by name: importing them all to compare would cost seconds.
+    Outlook.DENIED: re.compile(
+        r"AccessDenied|Forbidden|401|403|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken(Exception)?"
+        r"|RequestExpired|InvalidToken|TokenRefreshRequired|RequestTimeTooSkewed|AuthenticationFailed"
+        r"|AuthorizationFailure|InvalidClientTokenId|UnrecognizedClientException|(Partial|No)CredentialsError"
+        r"|TokenRetrievalError|UnauthorizedSSOTokenError|SSOTokenLoadError|ClientAuthenticationError|RefreshError"
+        r"|DefaultCredentialsError|ProfileNotFound"
     ),
-    Outlook.MISSING: frozenset(
-        {
-            *("NoSuchKey", "NoSuchBucket", "NoSuchVersion", "404", "410", "BlobNotFound", "ContainerNotFound"),
-            "FlyteDataNotFoundException",  # flytekit's, by name
-        }
+    Outlook.MISSING: re.compile(
+        r"NoSuch(Key|Bucket|Version)|404|410|(Blob|Container)NotFound"
+        r"|FlyteDataNotFoundException"  # flytekit's
+    ),
+    # What asks for patience, or means the network, or that the service of this machine that hands out credentials is
+    # away.
+    Outlook.TRANSIENT: re.compile(
+        r"429|5\d\d|SlowDown|ServiceUnavailable|InternalError|RequestTimeout|OperationAborted"
+        r"|ConditionalRequestConflict|Client(Connect|OS|Payload)\w*Error|Server\w*Error"
+        r"|\w*(Connection|Timeout)\w*Error|URLError|(Credential|Metadata)RetrievalError"
     ),
 }
-_BUSY = re.compile(
-    r"429|5\d\d|SlowDown|ServiceUnavailable|InternalError|RequestTimeout|OperationAborted|ConditionalRequestConflict"
-    r"|Client(Connect|OS|Payload)\w*Error|Server\w*Error|\w*(Connection|Timeout)\w*Error|URLError"
-    r"|(Credential|Metadata)RetrievalError"
-)
-"""Statuses and S3's codes that ask for patience, and exceptions of aiohttp and botocore that mean the network, or that
-the service of this machine that hands out credentials is away, by name."""
+"""The first of them counts that is what a client or a service calls an error."""
 
 
 def outlook(error: BaseException) -> Outlook:
@@ -803,9 +698,8 @@ def _text(error: BaseException) -> str:
 
 
 def _word(link: ChainLink) -> Outlook | None:
-    word = next((outlook for outlook, words in _STORES_WORDS.items() if words & link.names), None)
-    is_busy = any(map(_BUSY.fullmatch, link.names)) or {"ConnectionError", "TimeoutError"} & {*link.kinds}
-    return word or (Outlook.TRANSIENT if is_busy else None)
+    word = next((outlook for outlook, words in _STORES_WORDS.items() if any(map(words.fullmatch, link.names))), None)
+    return word or (Outlook.TRANSIENT if {"ConnectionError", "TimeoutError"} & {*link.kinds} else None)
 
 
 def _outlook(link: ChainLink) -> Outlook | None:
@@ -833,15 +727,13 @@ class EndOfRank:
         name: the exception's class, without the module.
         code: the exception's own code, if it has one.
         of_another: whether the exception only tells of another rank's failure.
-        signal: that ended it; 0 for none.
+        signal: that was not sent here and ended it; 0 for none.
         exit_code: of its process.
-        is_killed: whether a signal that was not sent here ended it.
         out_of_memory: whether the kernel's out-of-memory killer was at work while the ranks ran.
         timed_out: whether a collective of it waited in vain, by its exception or its log.
         others: whether it is known where others of its node were then.
         of_disk: whether an OSError is in what it raised.
-        gpu_code: of what its GPU has reported; "" for nothing.
-        gpu_is_hardware: whether that is the hardware's.
+        gpu_code: of what its GPU has reported, ``SYSTEM:...`` where that is the hardware's; "" for nothing.
     """
 
     raised: Failure | None = None
@@ -850,20 +742,18 @@ class EndOfRank:
     of_another: bool = False
     signal: int = 0
     exit_code: int | None = None
-    is_killed: bool = False
     out_of_memory: bool = False
     timed_out: bool = False
     others: bool = False
     of_disk: bool = False
     gpu_code: str = ""
-    gpu_is_hardware: bool = False
 
     @property
     def failure(self) -> Failure:
         """Its row."""
         of_worker = self.raised is Failure.WORKER_KILLED
         rows = (
-            (Failure.GPU_FAULT, self.gpu_is_hardware),
+            (Failure.GPU_FAULT, self.gpu_code.startswith("SYSTEM:")),
             (Failure.GPU_PROGRAM, bool(self.gpu_code)),
             (Failure.TIMED_OUT, self.timed_out),
             (Failure.OUT_OF_MEMORY, self.out_of_memory and of_worker),
@@ -871,7 +761,7 @@ class EndOfRank:
             (Failure.OUT_OF_MEMORY, self.out_of_memory and self.signal == signal.SIGKILL),
             (Failure.ABORTED, self.signal == signal.SIGABRT),
             (Failure.KILLED, self.signal in _FROM_OUTSIDE),
-            (Failure.CRASHED, self.is_killed),
+            (Failure.CRASHED, self.signal > 0),
         )
         return next((failure for failure, is_so in rows if is_so), Failure.LEFT)
 
@@ -896,7 +786,7 @@ class EndOfRank:
     @property
     def is_the_codes(self) -> bool:
         """Whether it may be the code's or the data's, as a hang may: no store, disk or broken GPU has a part in it."""
-        if self.raised is None or self.gpu_is_hardware or self.of_disk:
+        if self.raised is None or self.failure is Failure.GPU_FAULT or self.of_disk:
             return False
         return ROWS[self.raised].payer is Payer.NOBODY or ROWS[self.raised].echo > 0 or self.raised is Failure.HANG
 

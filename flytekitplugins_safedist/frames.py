@@ -65,13 +65,8 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return bytes(parts)
 
 
-def packed_call(head: dict[str, Any], body: bytes = b"") -> bytes:
-    """A rank's call, or the answer to one, as a frame."""
-    return packed(call(head, body))
-
-
 def call(head: dict[str, Any], body: bytes = b"") -> bytes:
-    """The same as a frame's content: a line of JSON, then bytes as they are."""
+    """A rank's call, or the answer to one, as a frame's content: a line of JSON, then bytes as they are."""
     return b"".join((json.dumps(head).encode(), b"\n", body))
 
 

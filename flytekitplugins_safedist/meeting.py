@@ -84,7 +84,7 @@ class Meeting:
         try:
             sock = sock or self._connected()
             sock.settimeout(seconds + _ANSWER_SECONDS)
-            sock.sendall(frames.packed_call(dict(head), body))
+            sock.sendall(frames.packed(frames.call(dict(head), body)))
             answer = frames.parsed_call(frames.receive(sock, frames.RANK_BYTES))
         except BaseException as error:
             if sock is not None:

@@ -21,7 +21,8 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -75,17 +76,8 @@ def run_script(script: str | os.PathLike[str], arguments: Sequence[str] = ()) ->
             expected="a Python file that is part of what is registered",
             hint="give its path from the working directory, or make it absolute: Path(__file__).with_name(...)",
         )
-    argv, search = sys.argv, sys.path[:]
-    sys.argv = [os.fspath(script), *arguments]
-    sys.path.insert(0, str(path.parent))
-    try:
-        with context.running_script():
-            runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as leaving:
-        if _status(leaving):
-            raise ScriptStatusError(os.fspath(script), leaving) from None
-    finally:
-        sys.argv, sys.path[:] = argv, search
+    with _as_main(os.fspath(script), arguments, path.parent):
+        runpy.run_path(str(path), run_name="__main__")
 
 
 def run_module(module: str, arguments: Sequence[str] = ()) -> None:
@@ -100,15 +92,22 @@ def run_module(module: str, arguments: Sequence[str] = ()) -> None:
         SystemExit: it has ended with another status than 0; that is the task's failure.
         Exception: whatever the module raises.
     """
+    with _as_main(module, arguments, Path.cwd()):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+@contextmanager
+def _as_main(name: str, arguments: Sequence[str], directory: Path) -> Iterator[None]:
+    """Inside, this process has a script's command line, and its directory first on the module search path."""
     argv, search = sys.argv, sys.path[:]
-    sys.argv = [module, *arguments]
-    sys.path.insert(0, str(Path.cwd()))
+    sys.argv = [name, *arguments]
+    sys.path.insert(0, str(directory))
     try:
         with context.running_script():
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            yield
     except SystemExit as leaving:
         if _status(leaving):
-            raise ScriptStatusError(module, leaving) from None
+            raise ScriptStatusError(name, leaving) from None
     finally:
         sys.argv, sys.path[:] = argv, search
 
@@ -124,12 +123,8 @@ def _run_program(program: str, arguments: Sequence[str]) -> None:
 
 def script(path: str, arguments: list[str], kind: str) -> None:
     """The function of the task that the command line makes; *kind*: "script", "module" or "program"."""
-    if kind == "module":
-        run_module(path, arguments)
-    elif kind == "program":
-        _run_program(path, arguments)
-    else:
-        run_script(path, arguments)
+    others: dict[str, Callable[[str, Sequence[str]], None]] = {"module": run_module, "program": _run_program}
+    others.get(kind, run_script)(path, arguments)
 
 
 def _parser() -> argparse.ArgumentParser:

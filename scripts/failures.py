@@ -1,5 +1,6 @@
-"""The tables of failures in docs/failures.md, README.md and docs/errors.md, made of the tables in ``failures.py``,
-``errors.py`` and ``hangs/gpus.py``: there alone it is written what becomes of a failure.
+"""The codes of failures, and who pays, in the tables of docs/failures.md, README.md and docs/errors.md, made of the
+tables in ``failures.py``, ``errors.py`` and ``hangs/gpus.py``: there alone it is written what becomes of a failure.
+What the user reads of it is docs/failures.md's own.
 
 ``python scripts/failures.py`` writes them anew; with ``--check`` it exits with 1 where they are not that.
 """
@@ -10,7 +11,7 @@ import re
 import sys
 from collections import defaultdict
 
-from fields import between, write
+from fields import ROOT, between, write
 
 import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import SafedistError
@@ -25,31 +26,34 @@ FIRST = (
     *(Failure.NOT_TOGETHER, Failure.NODE_LOST),
 )
 """What README shows."""
-BESIDE = (
-    "| storage is down for a moment, while code, inputs or outputs move | each try that failed, and when the next one "
-    "is | | goes on (`Timeouts.upload`) |",
-    "| nothing can be uploaded: the store is down, or the pod is told to stop before the task is loaded | the cause, "
-    "as the container's termination message | | the pod exits [137](kubeflow.md#who-reads-the-exit-code): it is "
-    "replaced where an operator does that, else Flyte |",
-)
-"""What ends with no verdict."""
 
 
-def code(row: Row) -> str:
-    return row.codes or f"`{row.code}`"
+def row_of(row: Row, page: str) -> str:
+    """Where docs/failures.md says what the user reads of it."""
+    found = re.search(rf"^\| {re.escape(row.what)} \| .*$", page, re.MULTILINE)
+    if found is None:
+        sys.exit(f"docs/failures.md: no row begins with | {row.what} |, as one of failures.py does")
+    return found[0]
 
 
-def failures() -> str:
-    """Every failure: what the user reads, its code, who pays."""
-    rows = [f"| {row.what} | {row.read} | {code(row)} | {PAYS[row.payer]} |" for row in ROWS.values()]
-    head = ["| What happens | What you read | Code | Who pays for another attempt |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows, *BESIDE])
+def failures(page: str) -> str:
+    """The last two columns of the table of failures: the code, where each such end has the same, and who pays. Several
+    codes that begin as the row's stay: what is found makes the rest of them."""
+    for row in ROWS.values():
+        before = row_of(row, page)
+        head, code, _ = before.rsplit(" | ", 2)
+        codes = code.split(", ")
+        if row.code and not (len(codes) > 1 and all(one.startswith(f"`{row.code}") for one in codes)):
+            code = f"`{row.code}`"
+        page = page.replace(before, f"{head} | {code} | {PAYS[row.payer]} |")
+    return page
 
 
-def of_readme() -> str:
-    """The first of them."""
-    rows = [f"| {ROWS[each].what} | {code(ROWS[each])} | {PAYS[ROWS[each].payer]} |" for each in FIRST]
-    return "\n".join(["| What happens | Code | Who pays for another attempt |", "|---|---|---|", *rows])
+def of_readme(page: str) -> str:
+    """The first of them, as the page of failures has them."""
+    rows = [row_of(ROWS[each], page).split(" | ") for each in FIRST]
+    lines = [f"{what} | {code} | {pays}" for what, _, code, pays in rows]
+    return "\n".join(["| What happens | Code | Who pays for another attempt |", "|---|---|---|", *lines])
 
 
 def xids() -> str:
@@ -78,10 +82,10 @@ def of_errors(page: str) -> str:
 
 
 def main() -> int:
-    tables, gpus = between(BEGIN, END, failures()), between(GPUS_BEGIN, GPUS_END, xids())
+    gpus, page = between(GPUS_BEGIN, GPUS_END, xids()), (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
     pages = {
-        "docs/failures.md": lambda page: gpus(tables(page)),
-        "README.md": between(BEGIN, END, of_readme()),
+        "docs/failures.md": lambda page: gpus(failures(page)),
+        "README.md": between(BEGIN, END, of_readme(failures(page))),
         "docs/errors.md": of_errors,
     }
     return write(pages, "the tables of failures.py, errors.py and hangs/gpus.py", "scripts/failures.py")

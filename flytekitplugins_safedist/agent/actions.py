@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ..coordinator.books import Round, Verdict
 from ..coordinator.messages import HangNotice
 
 
+class Action:
+    """One thing to do."""
+
+
 @dataclass(frozen=True)
-class MakeOffer:
+class MakeOffer(Action):
     """Have ready what the ranks of the next round meet at (ports that are kept free): the fact ``offer``."""
 
     after: Round
 
 
 @dataclass(frozen=True)
-class StartRanks:
+class StartRanks(Action):
     """Those of this node, in a round; or its checks.
 
     Attributes:
@@ -40,7 +43,7 @@ class StartRanks:
 
 
 @dataclass(frozen=True)
-class EndRanks:
+class EndRanks(Action):
     """Those of this node; ``on_quiet`` when none is left. ``shows_stacks``: a collective has timed out elsewhere, and
     one of these may be the rank that was waited for."""
 
@@ -48,14 +51,14 @@ class EndRanks:
 
 
 @dataclass(frozen=True)
-class CallRanks:
+class CallRanks(Action):
     """For a save: each says the first step that it has not passed, and does not pass it: ``floor``."""
 
     call: int
 
 
 @dataclass(frozen=True)
-class SaveAt:
+class SaveAt(Action):
     """All ranks save at this step: ``saved``; -1: none saves by steps. ``is_urgent``: a node is told to stop;
     ``is_forced``: one joins, and they save whether or not that is due."""
 
@@ -66,27 +69,27 @@ class SaveAt:
 
 
 @dataclass(frozen=True)
-class TakePicture:
+class TakePicture(Action):
     """Of this node's ranks, for a look at a job that may hang; put it where the coordinator is: ``looked``."""
 
     look: int
 
 
 @dataclass(frozen=True)
-class Blame:
+class Blame(Action):
     """The job does not move: show it; and if the rank is of this node, and the task's settings say so, it fails."""
 
     hang: HangNotice
 
 
 @dataclass(frozen=True)
-class LookAtStore:
+class LookAtStore(Action):
     """Read the leader's sign, and whether the attempt's verdict is there: ``on_look``; nothing where that cannot be
     read."""
 
 
 @dataclass(frozen=True)
-class Upload:
+class Upload(Action):
     """End this process by putting the verdict, unless one is there: exit 0, or undecided where the store does not take
     it. No rank is left then."""
 
@@ -94,37 +97,21 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class DropLink:
+class DropLink(Action):
     """Look for the leader anew: this one is not the job's any more."""
 
 
 @dataclass(frozen=True)
-class Say:
+class Say(Action):
     """A sentence for the node's log."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Exit:
+class Exit(Action):
     """End this process; no rank is left. ``code`` 0: the attempt's verdict is in the store; the leader tells the others
     before it is gone."""
 
     code: int
     why: str
-
-
-Action: TypeAlias = (
-    MakeOffer
-    | StartRanks
-    | EndRanks
-    | CallRanks
-    | SaveAt
-    | TakePicture
-    | Blame
-    | LookAtStore
-    | Upload
-    | DropLink
-    | Say
-    | Exit
-)

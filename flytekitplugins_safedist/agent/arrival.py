@@ -22,21 +22,18 @@ from ..coordinator.books import NO_ROUND
 from ..coordinator.messages import Status as NodeStatus
 from ..coordinator.messages import Want
 from ..coordinator.rules import Rules
-from ..coordinator.server import SignStore
 from ..errors import NodeLostError, SafedistError, TopologyError
 from ..failures import Failure
 from ..rank import recording, task_context
+from ..rank.order import FlyteSnapshot
 from ..rank.outcome import NO_RANK, RankOutcome, Status
 from ..store.errors import one_line
-from ..store.patience import within
 from ..texts import named
 from ..topology import Topology
 from . import ending
-from .actions import Exit
-from .leader_store import ANSWER_SECONDS, RENEW_SECONDS, LeaderStore, NoStore
+from .leader_store import RENEW_SECONDS, LeaderStore, NoStore
 from .loop import Loop
 from .membership import Membership
-from .rank_set import KILL_SECONDS, SETTLE_SECONDS
 from .verdict import cause_of
 
 logger = logging.getLogger(__name__)
@@ -45,6 +42,12 @@ _EXIT_INFRASTRUCTURE = 1
 
 _MENTION_SECONDS = 5.0
 """For the leader to be there and to hear of it: this pod is to be replaced soon."""
+
+_SETTLE_SECONDS = 3.0
+"""How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
+
+KILL_SECONDS = 30.0
+"""That the kernel has to end ranks that SIGKILL was sent to."""
 
 _LAST_CALL = 30.0
 """Seconds, at most, that a round of a range waits for further nodes when the minimum is there, as torch elastic's."""
@@ -56,14 +59,14 @@ class Attempt:
 
     Attributes:
         topology: this node's place.
-        settings: the job's.
+        settings: the job's, with the number of ranks that this pod has room for.
         flyte: what flytekit knows of it.
         run_id: names it; the same on every node.
     """
 
     topology: Topology
     settings: Registered
-    flyte: task_context.FlyteSnapshot
+    flyte: FlyteSnapshot
     run_id: str
 
     def rules(self) -> Rules:
@@ -79,7 +82,7 @@ class Attempt:
             checks=settings.preflight is not None,
             rendezvous=timeouts.rendezvous,
             heartbeat=timeouts.heartbeat,
-            settle=SETTLE_SECONDS,
+            settle=_SETTLE_SECONDS,
             stop=timeouts.stop,
             kill=KILL_SECONDS,
             last_call=min(_LAST_CALL, timeouts.heartbeat / 2),
@@ -88,32 +91,24 @@ class Attempt:
             renew=min(RENEW_SECONDS, timeouts.heartbeat),
         )
 
-    def verdict_is_there(self) -> bool:
-        """Whether its outputs, or its one error, are in the store. Asks it; raises TimeoutError where it says
-        nothing."""
-        prefix, access = self.flyte.output_metadata_prefix, task_context.store()
-        return prefix is not None and within(ANSWER_SECONDS, lambda: task_context.uploaded_to(prefix, access))
-
-    def store(self) -> SignStore:
+    def store(self) -> LeaderStore | NoStore:
         """Where the leader's sign is, and the verdict; nowhere, where there is no store."""
-        prefix, access = self.flyte.output_metadata_prefix, task_context.store()
-        if prefix is None:
-            return NoStore()
-        return LeaderStore(prefix, access, lambda: task_context.uploaded_to(prefix, access))
+        prefix = self.flyte.output_metadata_prefix
+        return NoStore() if prefix is None else LeaderStore(prefix, task_context.store())
 
 
-def run_id(flyte: task_context.FlyteSnapshot, environment: Mapping[str, str]) -> str:
+def run_id(flyte: FlyteSnapshot, environment: Mapping[str, str]) -> str:
     """Names this attempt of the job, the same on every node, and no other job's of the execution."""
     return f"{_of_node(flyte) or flyte.execution_id[2]}-a{int(environment.get(envvars.FLYTE_ATTEMPT, '0'))}"
 
 
-def job_name(flyte: task_context.FlyteSnapshot) -> str:
+def job_name(flyte: FlyteSnapshot) -> str:
     """Names the task's node in its execution, for what outlives an attempt (a tracker's run): the same on every node of
     the job and in every attempt, in letters, digits and dashes. A local run has one attempt, and a random name."""
     return _of_node(flyte) or f"local-{uuid.uuid4().hex[:16]}"
 
 
-def _of_node(flyte: task_context.FlyteSnapshot) -> str:
+def _of_node(flyte: FlyteSnapshot) -> str:
     prefix = flyte.output_metadata_prefix
     if flyte.mode != task_context.IN_POD or prefix is None:
         return ""
@@ -184,7 +179,7 @@ def mention(error: SafedistError, attempt: Attempt) -> None:
     if not place.node_rank:  # node 0 itself; and in a range no node in particular is waited for
         return
     with suppress(Exception):  # no thread, nobody there: what this pod's log says is that error, and not this one
-        job = Membership(attempt.rules(), place, NoStore(), say=logger.debug)
+        job = Membership(attempt.rules(), place, NoStore())
         try:
             job.link.begin(replace(job.first, leaving=one_line(error)))
             while not isinstance(job.inbox.get(timeout=_MENTION_SECONDS), Want):
@@ -212,22 +207,13 @@ def _arrive_with(error: SafedistError, attempt: Attempt) -> bool:
     place, rules = attempt.topology, attempt.rules()
     at = NodeStatus(rules.job, "", place.node_rank, 0.0, socket.gethostname(), place.machine)
     cannot = cause_of(_outcome(error, place), NO_ROUND, at, limit=rules.text_bytes)
-    job = Membership(rules, place, attempt.store(), say=logger.info, cannot=cannot)
-    uploads = False
+    job = Membership(rules, place, attempt.store(), cannot=cannot)
     try:
         logger.info(f"this node cannot begin, which the others are told: {named(error)}")
-        finish = Loop(job, logger.info).drive()
-        if isinstance(finish, Exit):
-            if finish.code != 0:
-                raise ending.undecided(finish, job)
-            return False
-        stopping.finish()
-        ending.stay(job)
-        uploads = True
-        return True
-    finally:
-        if not uploads:
-            job.close(decided=False)
+        return Loop(job).to_the_end()
+    except BaseException:
+        job.close(decided=False)
+        raise
 
 
 def _outcome(error: SafedistError, place: Topology) -> RankOutcome:

@@ -7,12 +7,10 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from .. import envvars
 from ..config.options import Preflight
 from ..coordinator.books import Round
 from ..coordinator.coordinator import Fitness
@@ -21,8 +19,9 @@ from ..preflight import probe
 from ..preflight.judge import NodeReport, Trouble, judge
 from ..rank.backends.torch import TorchBackend
 from ..store.patience import in_thread
+from ..texts import named
 from .actions import StartRanks
-from .orders import offered_to
+from .orders import meeting
 from .prepare import NodePlan
 
 logger = logging.getLogger(__name__)
@@ -44,83 +43,63 @@ class Checked:
     seconds: float
 
 
-@dataclass
-class _Run:
-    start: StartRanks
-    seconds: float
-    since: float = field(default_factory=time.monotonic)
-    process: subprocess.Popen[bytes] | None = None
-    is_over: bool = False
-
-
 class Checks:
-    """This node's. What may hang (a fork, a dead disk) is done in a thread, which is looked at again and again.
+    """This node's, in one round. What may hang (a fork, a dead disk) is done in a thread, which is looked at again and
+    again.
 
     Args:
         plan: this node's.
+        start: of the round.
     """
 
-    def __init__(self, plan: NodePlan) -> None:
-        self._plan = plan
-        self._run: _Run | None = None
-        self._report: Future[NodeReport] = Future()
-
-    def begin(self, start: StartRanks) -> None:
-        """Check this node."""
-        self.close()
-        preflight = self._plan.settings.preflight
-        run = self._run = _Run(start, 0.0 if preflight is None else preflight.timeout)
-        self._report = in_thread(lambda: self._check(run))
+    def __init__(self, plan: NodePlan, start: StartRanks) -> None:
+        self._plan, self._start = plan, start
+        preflight = plan.settings.preflight
+        self._seconds = 0.0 if preflight is None else preflight.timeout
+        self._since = time.monotonic()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_over = False
+        self._report = in_thread(self._check)
 
     def look(self) -> Checked | None:
         """What the checks have come to, once. The coordinator has no limit for this: they come to something in time."""
-        run = self._run
-        if run is None or run.is_over:
+        lasts, most = time.monotonic() - self._since, self._seconds + _LATE_SECONDS
+        if self._is_over or (not self._report.done() and lasts < most):
             return None
-        lasts = time.monotonic() - run.since
-        if not self._report.done() and lasts < run.seconds + _LATE_SECONDS:
-            return None
-        report = _unfit(f"hang: no answer in {run.seconds + _LATE_SECONDS:g} s")
+        report = _unfit(f"hang: no answer in {most:g} s")
         if self._report.done():
             error = self._report.exception()  # no process, no memory
-            why = f"could not start: {type(error).__name__}: {error}"
-            report = self._report.result() if error is None else _unfit(why)
-        run.is_over = True
-        return Checked(run.start.round, json.dumps(report.to_dict(), ensure_ascii=False), lasts)
+            report = self._report.result() if error is None else _unfit(f"could not start: {named(error)}")
+        self._is_over = True
+        return Checked(self._start.round, json.dumps(report.to_dict(), ensure_ascii=False), lasts)
 
     def close(self) -> None:
         """Check no more."""
-        run, self._run = self._run, None
-        if run is None:
-            return
-        run.is_over = True  # a process that begins now is ended by its thread, which looks at this then
-        if run.process is not None:
-            run.process.kill()
+        self._is_over = True  # a process that begins now is ended by its thread, which looks at this then
+        if self._process is not None:
+            self._process.kill()
             with suppress(subprocess.TimeoutExpired):  # what the kernel cannot end now (fsync on a dead disk) is left
-                run.process.wait(_END_SECONDS)
+                self._process.wait(_END_SECONDS)
 
-    def _check(self, run: _Run) -> NodeReport:
-        plan, settings, start = self._plan, self._plan.settings, run.start
-        until = time.monotonic() + _OF_THE_LIMIT * run.seconds
+    def _check(self) -> NodeReport:
+        plan, start = self._plan, self._start
+        until = time.monotonic() + _OF_THE_LIMIT * self._seconds
         file = plan.scratch.orders / f"preflight-{start.round.number}.json"
         file.unlink(missing_ok=True)  # of a round of the same number
         place = Identity(start.node_rank, start.size, 0, 1, start.node_rank, start.size, start.number, plan.job.number)
-        run_id, timeout = plan.job.attempt.run_id, settings.timeouts.rendezvous
-        named = TorchBackend().environment(place, offered_to(start), run_id=run_id, timeout=timeout)
-        meeting = {envvars.MEETING: str(plan.meeting)} if plan.meeting is not None else {}
-        environment = {**plan.job.ranks_environment, **named, **meeting, envvars.ROUND: str(CHECKS)}
-        run.process = process = subprocess.Popen(
+        meets = meeting(start, plan, place, TorchBackend(), CHECKS)
+        self._process = process = subprocess.Popen(
             [sys.executable, "-m", probe.__name__, str(plan.scratch.path), str(file), str(until)],
-            env={**environment, **plan.job.call.variables},
+            env={**plan.job.ranks_environment, **meets, **plan.job.call.variables},
             cwd=plan.scratch.path,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )
-        if run.is_over:
+        if self._is_over:
             process.kill()
-        ended, report = f"have not ended in {run.seconds:g} s", NodeReport()
+        ended, report = f"have not ended in {self._seconds:g} s", NodeReport()
         with suppress(subprocess.TimeoutExpired):
-            ended = f"have ended with status {process.wait(run.seconds)}"
+            ended = f"have ended with status {process.wait(self._seconds)}"
         with suppress(OSError, ValueError):  # none, or of a process that was killed
             report = NodeReport.from_dict(json.loads(file.read_text()))
         return report if process.returncode == 0 else replace(report, troubles=_unfit(ended).troubles)
@@ -130,14 +109,10 @@ def _unfit(why: str) -> NodeReport:
     return NodeReport(troubles=(Trouble("Checks", is_broken=True, text=f"its checks {why}"),))
 
 
-def judged_by(preflight: Preflight | None) -> Callable[[Mapping[int, str], Mapping[int, str]], Fitness]:
+def judge_reports(preflight: Preflight | None, reports: Mapping[int, str], names: Mapping[int, str]) -> Fitness:
     """Judges the reports of all nodes, as the task's settings say."""
-
-    def judge_reports(reports: Mapping[int, str], names: Mapping[int, str]) -> Fitness:
-        read = {rank: NodeReport.from_dict(json.loads(report)) for rank, report in reports.items()}
-        if preflight is None:
-            return Fitness("", "")
-        judged = judge(read, names, preflight.slow)
-        return Fitness(judged.text, judged.code if preflight.action == "fail" else "")
-
-    return judge_reports
+    if preflight is None:
+        return Fitness("", "")
+    read = {rank: NodeReport.from_dict(json.loads(report)) for rank, report in reports.items()}
+    judged = judge(read, names, preflight.slow)
+    return Fitness(judged.text, judged.code if preflight.action == "fail" else "")

@@ -10,8 +10,9 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,32 +38,18 @@ _REST_OF_POD = 128 << 20
 def bytes_of(path: Path) -> int:
     """Bytes that a file, or the files below a directory, take on disk; what vanishes meanwhile counts as nothing. Of
     a file with several names each has its part: what ranks share counts once."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return 0
-    return sum(_sizes(path)) if stat.S_ISDIR(found.st_mode) else _size(found)
-
-
-def _size(found: os.stat_result) -> int:
-    return found.st_blocks * 512 // max(1, found.st_nlink)
-
-
-def _sizes(path: Path) -> Iterator[int]:
-    todo = [str(path)]  # no recursion: a task may leave directories of any depth
+    total, todo = 0, [str(path)]  # no recursion: a task may leave directories of any depth
     while todo:
+        at = todo.pop()
         try:
-            entries = list(os.scandir(todo.pop()))
+            found = os.lstat(at)
+            if stat.S_ISDIR(found.st_mode):
+                todo += [entry.path for entry in os.scandir(at)]
+            else:
+                total += found.st_blocks * 512 // max(1, found.st_nlink)
         except OSError:
             continue
-        for entry in entries:
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
-                else:
-                    yield _size(entry.stat(follow_symlinks=False))
-            except OSError:
-                continue
+    return total
 
 
 @dataclass(frozen=True)
@@ -109,19 +96,13 @@ def usage(job: JobScratch, round_: int, ranks: Iterable[int]) -> Usage:
         return sum(map(bytes_of, (own.path, own.caches, log, errors)))
 
     by_rank = tuple((rank, of(rank)) for rank in ranks)
-    try:
+    free, earlier = None, 0
+    with suppress(OSError):
         earlier = sum(map(bytes_of, scratch.other_rounds(job, round_)))
-    except OSError:
-        earlier = 0
+    with suppress(OSError):  # the directory is gone, or its file system fails: which is what the caller is about to say
+        free = shutil.disk_usage(job.path).free
     together = bytes_of(job.node) + bytes_of(job.inputs)
-    return Usage(path=job.path, by_rank=by_rank, free=_free(job.path), earlier=earlier, together=together)
-
-
-def _free(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(path).free
-    except OSError:  # the directory is gone, or its file system fails: which is what the caller is about to say
-        return None
+    return Usage(path=job.path, by_rank=by_rank, free=free, earlier=earlier, together=together)
 
 
 @dataclass(frozen=True)

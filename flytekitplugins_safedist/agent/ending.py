@@ -8,6 +8,7 @@ the task has returned; between the two, node 0's coordinator stays open: it is k
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from ..topology import Topology
     from .actions import Exit
     from .membership import Membership
+
+logger = logging.getLogger(__name__)
 
 
 def verdict_of(end: books.Verdict, job: Membership, known: books.Books) -> Verdict | None:
@@ -118,19 +121,18 @@ def cannot_do_its_part(error: SafedistError, place: Topology, seen: str | None =
 
 
 # --- the order in which nodes leave ---------------------------------------------------------------------------------
-def is_decided(ask: Callable[[], bool], say: Callable[[str], object]) -> bool:
+def is_decided(ask: Callable[[], bool]) -> bool | None:
     """Whether the attempt's outputs, or its one error, are in the store before this pod begins: it was killed before it
-    could leave, or comes late. Else it would wait for a node 0 that has left.
+    could leave, or comes late. Else it would wait for a node 0 that has left. None where the store does not say.
 
     Args:
         ask: the store.
-        say: takes a sentence for the node's log.
     """
     try:
         return ask()
     except Exception as error:  # whatever the store's client raises: the job itself will show whether the store is down
-        say(f"cannot tell whether this attempt has ended already ({one_line(error)})")
-        return False
+        logger.info(f"cannot tell whether this attempt has ended already ({one_line(error)})")
+        return None
 
 
 _OPEN: Slot[Membership] = Slot()
@@ -171,14 +173,13 @@ def is_the_end(error: SafedistError, place: Topology) -> bool:
 
 
 @contextmanager
-def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> Iterator[None]:
+def replaced_when_undecided(place: Topology) -> Iterator[None]:
     """Inside, an error of the platform's that is not the job's end ends this process, for its pod to be replaced.
 
     A pod that nobody replaces keeps the error: it is its job's end.
 
     Args:
         place: this node's.
-        say: takes a sentence for the node's log.
 
     Raises:
         Undecided: see above.
@@ -192,9 +193,9 @@ def replaced_when_undecided(place: Topology, say: Callable[[str], object]) -> It
             goes_on = "the job goes on" if place.max_nodes > 1 else "the job begins anew"
             stood = f". When it was told, {error.seen}" if error.seen is not None else ""
             text, prefix = f"this node leaves ({error.what}): {goes_on} when its replacement is there{stood}", ""
-            say(f"nothing is wrong with the task, and nothing is uploaded: {text}")
+            logger.info(f"nothing is wrong with the task, and nothing is uploaded: {text}")
         else:
             text, prefix = str(error), TO_BE_REPLACED
-            say(f"infrastructure failure; nothing is uploaded, so that this pod is replaced: {error}")
+            logger.info(f"infrastructure failure; nothing is uploaded, so that this pod is replaced: {error}")
         lastwords.keep(text, prefix)
         raise Undecided from error

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..coordinator.books import NO_LEADER
 from ..coordinator.sign import Sign, StoreLook
 from ..fs.atomic import atomic_write
+from ..rank.task_context import uploaded_to
 from ..store.patience import within
 from ..store.put_new import path_of
 
@@ -35,19 +35,21 @@ class LeaderStore:
     Args:
         prefix: of the attempt's outputs.
         access: the way to the store.
-        is_decided: whether the attempt's verdict is there; asks the store.
     """
 
-    def __init__(self, prefix: str, access: FileAccessProvider, is_decided: Callable[[], bool]) -> None:
+    def __init__(self, prefix: str, access: FileAccessProvider) -> None:
         self.address = f"{prefix.rstrip('/')}/{NAME}"
-        self._access = access
-        self._is_decided = is_decided
+        self._prefix, self._access = prefix, access
         self._told: bytes | None = None  # what was there in place of a sign
 
     def look(self) -> StoreLook:
         """What is there."""
         since = time.monotonic()
-        return within(ANSWER_SECONDS, lambda: StoreLook(since, self._sign(), self._is_decided()))
+        return within(ANSWER_SECONDS, lambda: StoreLook(since, self._sign(), uploaded_to(self._prefix, self._access)))
+
+    def is_decided(self) -> bool:
+        """Whether the attempt's verdict is there."""
+        return within(ANSWER_SECONDS, lambda: uploaded_to(self._prefix, self._access))
 
     def put(self, sign: Sign) -> None:
         """Replace what is there."""
@@ -89,6 +91,10 @@ class NoStore:
     def look(self) -> StoreLook:
         """What was put here."""
         return StoreLook(time.monotonic(), self._sign, is_decided=False)
+
+    def is_decided(self) -> bool:
+        """Nobody has put any."""
+        return False
 
     def put(self, sign: Sign) -> None:
         """Replace it."""

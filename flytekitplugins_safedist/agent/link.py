@@ -7,6 +7,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
 import threading
@@ -28,6 +29,8 @@ from ..jitter import jittered
 from ..record.clocks import Ahead
 from ..topology import Endpoint
 from .meeting_place import MeetingPlace
+
+logger = logging.getLogger(__name__)
 
 WAIT_LINE_SECONDS = 30.0
 """Between two lines about who is waited for."""
@@ -82,7 +85,6 @@ class Link:
         rules: of the job.
         endpoint: where node 0 is.
         inbox: takes what is heard: wants, evidence, :class:`LinkLost`, errors.
-        say: takes a sentence for the node's log.
         own: connects to the leader where that is in this process; it is looked for nowhere else.
         may_lead: node 0's name had no address when this process began: it may be its own.
     """
@@ -93,7 +95,6 @@ class Link:
         endpoint: Endpoint,
         *,
         inbox: Inbox,
-        say: Callable[[str], object],
         own: Callable[[], socket.socket] | None = None,
         may_lead: bool = False,
     ) -> None:
@@ -105,7 +106,6 @@ class Link:
         self._timeout = rules.rendezvous
         self._heartbeat = rules.heartbeat
         self._inbox = inbox
-        self._log = say
         self.status: Status | None = None
         """As it was said last."""
         self._may_look = threading.Event()
@@ -269,10 +269,9 @@ class Link:
         if self._own is not None:
             return None if self._closed.is_set() else self._own()
         last = (self._address,) if self._address and not self._is_left else ()  # a reset is no reason to wait for DNS
-        if self._is_left:
-            self._closed.wait(jittered(_LONGEST_PAUSE, 0.75, 1.25))
-        elif self._was_short:  # most likely the next one will be no longer
-            self._closed.wait(jittered(_PAUSE, 0.75, 1.25))
+        # After a connection that was short most likely the next one will be no longer.
+        pause = _LONGEST_PAUSE if self._is_left else _PAUSE if self._was_short else 0.0
+        self._closed.wait(jittered(pause, 0.75, 1.25))
         while not self._closed.is_set():
             missing = NO_ADDRESS
             addresses = last or whereabouts(self._endpoint) or ()
@@ -307,7 +306,6 @@ class Link:
             return REFUSED
         except OSError:
             return NO_ANSWER
-        answer: bytes = b""
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             answer = self._greeted(sock, address)
@@ -335,7 +333,7 @@ class Link:
         found = Missing(f"another job's node answers at this job's address: {text}", _STRANGER_LEAVES)
         if not self._met_stranger:
             self._met_stranger = True
-            self._log(f"{found.seen}; waiting for {found.awaits}")
+            logger.info(f"{found.seen}; waiting for {found.awaits}")
         return found
 
     def _greeted(self, sock: socket.socket, address: str) -> bytes:
@@ -370,7 +368,7 @@ class Link:
         ends = f"{left:.0f} s more at most" if left > 0 else "until the store can be read: it may say how the job ended"
         times = f"{waited:.0f} s, {ends}"
         awaits = f"Kubernetes may be waiting for {missing.awaits}"
-        self._log(f"waiting for {self._who} for {times} ({missing.seen}); {awaits}")
+        logger.info(f"waiting for {self._who} for {times} ({missing.seen}); {awaits}")
 
 
 def _shut(sock: socket.socket) -> None:

@@ -87,20 +87,6 @@ def _write(stream: TextIO, text: str) -> None:
         stream.flush()
 
 
-def followed(orders: Sequence[RankOrder], logs: Logs) -> list[list[tuple[str | None, Path]]]:
-    """Each rank's log with the prefix of its lines, None where they are not shown; then those of standard error, where
-    these are apart."""
-    named = [(_prefix(order.context, logs), order) for order in orders]
-    errors = [(prefix, order.errors) for prefix, order in named if order.errors is not None]
-    return [[(prefix, order.log) for prefix, order in named], *([errors] if errors else [])]
-
-
-def _prefix(at: RankContext, logs: Logs) -> str | None:
-    if logs.show is not None and at.rank not in logs.show:
-        return None
-    return logs.prefix.format(rank=at.rank, local_rank=at.local_rank, node_rank=at.node_rank)
-
-
 class LogFollower:
     """Follows the log files of one round; the last lines are passed on before ``stop`` returns."""
 
@@ -202,6 +188,20 @@ class LogFollower:
     @staticmethod
     def _shown(followed: _Followed, line: bytes) -> str:
         return f"{followed.prefix}{printable(line)}\n"
+
+
+def followers(orders: Sequence[RankOrder], logs: Logs, show: Callable[[str], object]) -> list[LogFollower]:
+    """Of all ranks' logs, whose lines *show* takes; and of their standard errors, where these are apart."""
+    named = [(_prefix(order.context, logs), order) for order in orders]
+    errors = [(prefix, order.errors) for prefix, order in named if order.errors is not None]
+    found = [LogFollower([(prefix, order.log) for prefix, order in named], show)]
+    return [*found, LogFollower(errors, to_stderr)] if errors else found
+
+
+def _prefix(at: RankContext, logs: Logs) -> str | None:
+    if logs.show is not None and at.rank not in logs.show:
+        return None
+    return logs.prefix.format(rank=at.rank, local_rank=at.local_rank, node_rank=at.node_rank)
 
 
 def _read_block(followed: _Followed) -> bytes:

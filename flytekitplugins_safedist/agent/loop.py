@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import stopping
 from ..coordinator.messages import Want
 from ..coordinator.sign import StoreLook
 from ..errors import SafedistError
+from . import ending
 from .actions import Action, DropLink, Exit, LookAtStore, Say, Upload
 from .link import LinkLost
 from .membership import Membership
 from .policy import NodePolicy
+
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
 """Between two looks at the ranks, where the inbox brings nothing."""
@@ -30,12 +35,10 @@ class Loop:
 
     Args:
         job: this process in its job.
-        say: takes one sentence of the agent's own.
     """
 
-    def __init__(self, job: Membership, say: Callable[[str], object]) -> None:
+    def __init__(self, job: Membership) -> None:
         self._job = job
-        self._say = say
         replaced = not job.place.alone
         self.policy = NodePolicy(job.rules, job.first, time.monotonic(), leads=job.leads, is_replaced=replaced)
         self._queue: deque[Action] = deque()
@@ -48,7 +51,7 @@ class Loop:
         self._does: dict[type, Callable[[Any], object]] = {
             LookAtStore: lambda _: job.look(),
             DropLink: lambda _: job.link.drop(),
-            Say: lambda action: say(action.text),
+            Say: lambda action: logger.info(action.text),
             Upload: self._end,
             Exit: self._end,
         }
@@ -67,6 +70,29 @@ class Loop:
             self._act(self.policy.on_tick(time.monotonic()))
             self._carry_out()
         return self._finish
+
+    def to_the_end(self) -> bool:
+        """Drive until the job has ended, and leave in order.
+
+        Returns:
+            Whether this node is the one to upload the end; if not, the upload is done.
+
+        Raises:
+            SafedistError: nothing is uploaded, or nobody here knows.
+        """
+        finish, job = self.drive(), self._job
+        if isinstance(finish, Exit):
+            if finish.code != 0:
+                raise ending.undecided(finish, job)
+            logger.info(finish.why)
+            job.close(decided=True)
+            return False
+        stopping.finish()
+        if job.rules.is_alone:
+            job.close(decided=False)  # nobody else is to hear of it
+        else:
+            ending.stay(job)
+        return True
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _hear(self, seconds: float) -> None:

@@ -101,7 +101,7 @@ class MeetingPlace:
         why = self._refusal(json.loads(await _frame_of(reader, frames.HELLO_BYTES)))
         if why:
             await _frame_of(reader, frames.RANK_BYTES)  # to which this is the answer
-            writer.write(frames.packed_call({"refused": why}))
+            writer.write(frames.packed(frames.call({"refused": why})))
             return
         round_ = self._round
         while True:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,8 @@ from ..coordinator.coordinator import Fitness
 from ..coordinator.messages import Status
 from ..coordinator.rules import Rules
 from ..coordinator.server import SHUTDOWN_SECONDS, Inbox, Server, SignStore
-from ..coordinator.wire import Note, RankPicture
+from ..coordinator.wire import Note
 from ..errors import RendezvousError, TopologyError
-from ..hangs.snapshot import Snapshot
 from ..record.clocks import Offset
 from ..topology import Endpoint, Topology
 from . import life
@@ -47,7 +46,6 @@ class Membership:
         store: where the leader's sign is.
         judge_reports: judges the checks of all nodes, if this process leads.
         local: where a socket for this node's ranks may be made; None where no rank needs one.
-        say: takes a sentence for the node's log.
         cannot: why this node can start no rank.
 
     Raises:
@@ -63,7 +61,6 @@ class Membership:
         *,
         judge_reports: Callable[..., Fitness] | None = None,
         local: Path | None = None,
-        say: Callable[[str], object],
         cannot: Cause | None = None,
     ) -> None:
         self.rules, self.place = rules, place
@@ -84,14 +81,14 @@ class Membership:
         self.inbox: Inbox = queue.SimpleQueue()
         self._server: Server | None = None
         self._store, self._looking = store, threading.Lock()
-        self._judge_reports, self._say = judge_reports, say
+        self._judge_reports = judge_reports
         if place.endpoint is None and place.max_nodes > 1:
             what = "the address where the nodes of this job meet is not set"
             raise TopologyError(what, where={"source": place.source})
         self._host()
         own = self._server.connect if self._server is not None else None
         may_lead = self._is_at_home is None
-        self.link = Link(rules, place.endpoint or _NOWHERE, inbox=self.inbox, say=say, own=own, may_lead=may_lead)
+        self.link = Link(rules, place.endpoint or _NOWHERE, inbox=self.inbox, own=own, may_lead=may_lead)
         self.meeting = MeetingPlace(local, rules.job, self.link.put) if local is not None else None
         """Where this node's ranks call."""
         self.link.place = self.meeting
@@ -100,10 +97,6 @@ class Membership:
     def leads(self) -> bool:
         """Whether the coordinator is in this process."""
         return self._server is not None
-
-    def show(self, round_: str, look: int, snapshots: Sequence[Snapshot]) -> None:
-        """Put a picture of this node's ranks where the coordinator is."""
-        self.link.put(RankPicture(round_, look, tuple(snapshots)).frame())
 
     def note(self, text: str) -> None:
         """Send node 0 the record of this node's part in the run; there it is already."""
@@ -151,8 +144,7 @@ class Membership:
         if not alone and place.node_rank != 0 and not self._is_at_home:
             return
         store = None if alone else self._store
-        options = {"store": store, "judge_reports": self._judge_reports, "say": self._say}
-        server = Server(self.rules, self.first.process, self.inbox, **options)  # type: ignore[arg-type]
+        server = Server(self.rules, self.first.process, self.inbox, store=store, judge_reports=self._judge_reports)
         try:
             if alone or self._listens(server):
                 self._server = server

@@ -8,18 +8,17 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from .. import envvars
-from ..config.grace_period import END_SECONDS
+from ..config.registered import END_SECONDS
 from ..coordinator.messages import HangNotice, Offer
 from ..coordinator.ports import ReservedPort
-from ..coordinator.wire import HangEvidence
+from ..coordinator.wire import HangEvidence, RankPicture
 from ..errors import JobInterruptedError
-from ..failures import is_full
+from ..failures import Failure, of_errnos
 from ..hangs import picture
 from ..meeting import own_address
 from ..rank.backends.torch import LOOPBACK
@@ -78,27 +77,17 @@ class NodeAgent(Loop):
     Args:
         plan: what to do.
         job: this process in its job.
-        show: takes the ranks' output, in blocks of whole lines.
-        say: takes one sentence of the agent's own.
     """
 
-    def __init__(
-        self,
-        plan: NodePlan,
-        job: Membership,
-        *,
-        show: Callable[[str], object],
-        say: Callable[[str], object],
-    ) -> None:
-        super().__init__(job, say)
+    def __init__(self, plan: NodePlan, job: Membership) -> None:
+        super().__init__(job)
         self.plan = plan
         self.report = Report()
         self.record = RunRecord(plan.run, hosts=lambda: job.leads, send=job.note, others=job.notes, course=self._costs)
-        self._show = show
         self._ranks: Ranks | None = None
         self._saving: RoundSaving | None = None
         self._hangs: HangWatch | None = None
-        self._checks = Checks(plan)
+        self._checks: Checks | None = None
         self._disk = DiskWatch(plan.limit)
         self._start: StartRanks | None = None  # what this node does in the round
         self._failures = 0  # of the round's ranks, as told
@@ -173,7 +162,7 @@ class NodeAgent(Loop):
             if ranks.are_gone:
                 self._end_ranks()
             return
-        excess = self._disk.excess(lambda: ranks.usage(self.plan.scratch))
+        excess = self._disk.excess(ranks.usage)
         late = ranks.blame(*excess) if excess is not None else ranks.late()
         if late is not None:
             self._fail(ranks, late)
@@ -201,33 +190,29 @@ class NodeAgent(Loop):
             ranks.note_stacks()
             self._tell_failure(ranks)
 
-    def _tell_failure(self, ranks: Ranks, *, held: str = "") -> RankOutcome | None:
-        found = self._found(ranks)
+    def _tell_failure(self, ranks: Ranks, *, measures: bool = False) -> RankOutcome | None:
+        blamed = () if self._blamed is None else (self._blamed,)
+        found = root_cause((*blamed, *ranks.outcomes()))
         if found is None:
             return None
         if self._joins_in_vain(found, is_in_function=ranks.pages[found.rank].begun):
             raise cannot_do_its_part(judge(found, NOT_STARTED).error, self._job.place)
-        status, limit = self.policy.status, self._job.rules.text_bytes
-        if _is_of_full_disk(found) and not held:
-            limit //= 2  # of two wordings the longer one stays: that with what scratch holds
+        status, limit, held = self.policy.status, self._job.rules.text_bytes, ""
+        if found.raised is not None and Failure.FULL_DISK in of_errnos(found.raised.errnos):
+            if measures:
+                held = self._held(ranks)
+            else:
+                limit //= 2  # of two wordings the longer one stays: that with what scratch holds
         cause = cause_of(found, status.round, status, limit=limit, disk=held)
         self._act(self.policy.on_failure(cause, time.monotonic()))
         return found
 
-    def _found(self, ranks: Ranks) -> RankOutcome | None:
-        blamed = () if self._blamed is None else (self._blamed,)
-        return root_cause((*blamed, *ranks.outcomes()))
-
     def _held(self, ranks: Ranks) -> str:
-        """What scratch may hold, and does, where a rank has found its disk full. With millions of files that takes long
-        to see, and nobody waits for that."""
-        found = self._found(ranks)
-        if found is None or not _is_of_full_disk(found):
-            return ""
+        """What scratch may hold, and does. With millions of files that takes long to see, and nobody waits for that."""
         limit = self.plan.limit
         limited = "with no size limit" if limit is None else f"limited to {limit}"
         with suppress(TimeoutError):
-            return f"{limited}: {within(_MEASURE_SECONDS, lambda: ranks.usage(self.plan.scratch))}"
+            return f"{limited}: {within(_MEASURE_SECONDS, ranks.usage)}"
         return f"{limited}: more files than can be seen in {_MEASURE_SECONDS:g} s"
 
     def _fail(self, ranks: Ranks, found: RankOutcome) -> None:
@@ -250,24 +235,24 @@ class NodeAgent(Loop):
             self.report.seconds[phase] = max(seconds, default=0.0)
         self.report.result = ranks.result()
         if self._job.rules.max_nodes > 1:
-            self._say("the ranks of this node have returned; waiting for those of the other nodes")
+            logger.info("the ranks of this node have returned; waiting for those of the other nodes")
         self._act(self.policy.on_return(tuple(ranks.returned()), time.monotonic()))
 
     # --- what the policy decides --------------------------------------------------------------------------------------
     def _begin(self, start: StartRanks) -> None:
         if self._job.meeting is not None:
             self._job.meeting.open(start.round, CHECKS if start.is_checks else start.number)
-        if start.is_checks:
-            self._checks.begin(start)
-            return
         plan = self.plan
         self._close_round()  # of one whose ranks had returned
+        if start.is_checks:
+            self._checks = Checks(plan, start)
+            return
         if self.report.rounds:  # the first round has its own start line
             if plan.settings.scratch.keep == "never":
                 # What filled the disk must not keep the next round from starting.
                 scratch.remove_rounds_before(plan.scratch, start.number)
             count = start.size * plan.settings.nproc_per_node
-            self._say(f"round {start.number}: {start.size} node(s) are there, {count} rank(s) start")
+            logger.info(f"round {start.number}: {start.size} node(s) are there, {count} rank(s) start")
         self._start, self._failures, self._blamed = start, 0, None
         self.report.rounds += 1
         self.report.node_rank = start.node_rank
@@ -277,17 +262,13 @@ class NodeAgent(Loop):
         if earlier:
             self.record.why(earlier[-1])
         self.record.begins(start.number, start.node_rank, nnodes=start.size, checked=checked)
-        output = {"show": self._show, "say": self._say, "warn": logger.warning}
-        ranks = Ranks(plan.server, plan.order, orders(start, plan), plan.settings, gpus=plan.gpus, **output)
-        self._ranks = ranks
+        ranks = self._ranks = Ranks(plan, orders(start, plan))
         ranks.start(fork=self._forks)
         self._saving = RoundSaving(list(ranks.pages.values()), self.policy, self._act)
         self._disk = DiskWatch(plan.limit)  # what an earlier round's has begun to look at is no matter any more
         self._hangs = HangWatch(
-            start.number,
             ranks,
-            server=plan.server,
-            hangs=plan.settings.hangs,
+            start.number,
             tell=lambda seconds, urgent: self._act(self.policy.on_stall(seconds, time.monotonic(), is_urgent=urgent)),
             leave=self.record.leave,
         )
@@ -300,9 +281,10 @@ class NodeAgent(Loop):
         if ranks is not None:
             if not ranks.has_stacks and (ranks.failures or shows_stacks) and not self._has_own_cause(ranks):
                 ranks.note_stacks()  # of those that have lost nobody: one of them may be whom others have waited for
-            number, hear = int(self._told_to_stop or signal.SIGTERM), partial(self._hear, 0.0)
+            number = signal.SIGTERM if self._told_to_stop is None else self._told_to_stop.number
+            hear = partial(self._hear, 0.0)
             ranks.stop(number, patience=self._patience(), drain=self._drain, meanwhile=hear)
-            found = self._tell_failure(ranks, held=self._held(ranks))
+            found = self._tell_failure(ranks, measures=True)
             if found is not None:
                 self.report.decks = ranks.decks()
             returned = tuple(ranks.returned())
@@ -316,7 +298,7 @@ class NodeAgent(Loop):
     def _patience(self) -> float:
         """Seconds that ranks with a handler of their own have, to save their work."""
         stop = self._told_to_stop
-        if stop is None or int(stop) != signal.SIGTERM:
+        if stop is None or stop.number != signal.SIGTERM:
             return 0.0
         return max(0.0, stop.at + self._job.rules.preemption - time.monotonic())
 
@@ -329,7 +311,8 @@ class NodeAgent(Loop):
 
     def _close_round(self) -> None:
         ranks, self._ranks, self._saving, self._hangs = self._ranks, None, None, None
-        self._checks.close()
+        if self._checks is not None:
+            self._checks.close()
         if ranks is not None:
             self._forks = self._forks and not ranks.to_be_fresh
             ranks.stop()
@@ -350,7 +333,7 @@ class NodeAgent(Loop):
         self._act(self.policy.on_fact(time.monotonic(), offer=Offer(offer.after, values)))
 
     def _look_at_checks(self) -> None:
-        checked = self._checks.look()
+        checked = self._checks.look() if self._checks is not None else None
         if checked is not None and self.policy.status.round == checked.round:
             self._checked += checked.seconds
             self._act(self.policy.on_return((), time.monotonic(), checked.report))
@@ -363,7 +346,8 @@ class NodeAgent(Loop):
     # --- hangs --------------------------------------------------------------------------------------------------------
     def _take_picture(self, look: int) -> None:
         if self._hangs is not None:
-            self._job.show(str(self.policy.status.round), look, self._hangs.snapshots())
+            taken = RankPicture(str(self.policy.status.round), look, tuple(self._hangs.snapshots()))
+            self._job.link.put(taken.frame())
             self._act(self.policy.on_fact(time.monotonic(), looked=look))
 
     def _keep_evidence(self, evidence: HangEvidence) -> None:
@@ -374,14 +358,14 @@ class NodeAgent(Loop):
         if self._hangs is None or self._ranks is None:
             return
         if hang.is_news:
-            self._say(self._hangs.shown(hang))
+            logger.info(self._hangs.shown(hang))
         failure = self._hangs.failure(hang)
         if failure is not None:
             self._fail(self._ranks, failure)
 
     def _show_stacks(self) -> None:
         snapshots = self._hangs.snapshots() if self._hangs is not None else ()
-        self._say("where the ranks of this node stand:\n" + picture.text(snapshots))
+        logger.info("where the ranks of this node stand:\n" + picture.text(snapshots))
 
     # --- signals ------------------------------------------------------------------------------------------------------
     def _longest(self, number: int) -> float:
@@ -389,32 +373,26 @@ class NodeAgent(Loop):
         stays = self._job.rules.preemption if self._may_stay(number) else 0.0
         return stays + self.plan.settings.timeouts.stop + END_SECONDS
 
-    def _stop(self, number: Signalled) -> None:
+    def _stop(self, signalled: Signalled) -> None:
         """Leave; but let the ranks of the whole job save first, where they would.
 
         Only SIGTERM waits, which is what Kubernetes sends before it takes a pod away. Who presses Ctrl-C wants the end
         now.
         """
-        self._told_to_stop = number
-        name = signal.Signals(int(number)).name
-        stays = self._may_stay(int(number))
-        self._act(self.policy.on_stop(f"told to stop by {name}", number.at, time.monotonic(), stays=stays))
+        self._told_to_stop = signalled
+        stays, why = self._may_stay(signalled.number), f"told to stop by {signalled.number.name}"
+        self._act(self.policy.on_stop(why, signalled.at, time.monotonic(), stays=stays))
         if stays and self._ranks is not None:  # it may be for a time-out of the task's, which says no more than that
-            number.stood = self._ranks.stand()
+            signalled.stood = self._ranks.stand()
 
     def _may_stay(self, number: int) -> bool:
         """Whether there are ranks that could save; the checks of a node are none, and answer no call."""
         return number == signal.SIGTERM and self._ranks is not None
 
-    def _interrupted(self, number: Signalled) -> JobInterruptedError:
-        name = signal.Signals(int(number)).name
+    def _interrupted(self, signalled: Signalled) -> JobInterruptedError:
         return JobInterruptedError(
-            f"told to stop by {name}; every rank has been ended",
+            f"told to stop by {signalled.number.name}; every rank has been ended",
             where={"node_rank": self.report.node_rank},
-            seen=number.stood or None,
+            seen=signalled.stood or None,
             hint="nothing is wrong with the task: see who asked (a preemption, an eviction, a person)",
-        ).by(number)
-
-
-def _is_of_full_disk(outcome: RankOutcome) -> bool:
-    return outcome.raised is not None and is_full(outcome.raised.errnos)
+        ).by(signalled.number)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .. import envvars
+from ..fs.identity import Identity
 from ..rank import debugger
-from ..rank.backends.torch import LOOPBACK
+from ..rank.backends.torch import LOOPBACK, TorchBackend
 from ..rank.context import RankContext
 from ..rank.order import RankOrder
 from . import scratch
@@ -55,17 +56,15 @@ def _context(start: StartRanks, plan: NodePlan, local_rank: int) -> RankContext:
 
 
 def _environment(start: StartRanks, plan: NodePlan, context: RankContext) -> dict[str, str]:
-    settings, attempt = plan.settings, plan.job.attempt
-    own = plan.scratch.rank(context.round, context.rank).environment(settings.scratch.shared_caches)
-    offered = offered_to(start)
-    place = plan.job.backend.environment(context, offered, run_id=attempt.run_id, timeout=settings.timeouts.rendezvous)
-    place[envvars.ROUND] = str(context.round)
-    if plan.meeting is not None:
-        place[envvars.MEETING] = str(plan.meeting)
+    own = plan.scratch.rank(context.round, context.rank).environment(plan.settings.scratch.shared_caches)
+    place = meeting(start, plan, context, plan.job.backend, context.round)
     # The user's word beats everything but a rank's identity, which config has refused already.
     return {**plan.job.ranks_environment, **own, **place, **plan.job.call.variables}
 
 
-def offered_to(start: StartRanks) -> dict[str, str]:
-    """What this round's ranks find at the leader's node; of one node that is this one."""
-    return dict(start.offer) if start.size > 1 else {**start.offer, envvars.MASTER_ADDR: LOOPBACK}
+def meeting(start: StartRanks, plan: NodePlan, at: Identity, backend: TorchBackend, round_: int) -> dict[str, str]:
+    """The variables by which a rank of a round, or what checks its node, meets the others; *round_* names it there."""
+    offered = dict(start.offer) if start.size > 1 else {**start.offer, envvars.MASTER_ADDR: LOOPBACK}
+    run_id, timeout = plan.job.attempt.run_id, plan.settings.timeouts.rendezvous
+    place = {**backend.environment(at, offered, run_id=run_id, timeout=timeout), envvars.ROUND: str(round_)}
+    return place if plan.meeting is None else {**place, envvars.MEETING: str(plan.meeting)}

@@ -66,7 +66,8 @@ class NodePolicy:
     def __init__(self, rules: Rules, me: Status, now: float, *, leads: bool, is_replaced: bool = True) -> None:
         self.rules, self.status, self.leads = rules, me, leads
         self._is_replaced = is_replaced
-        self._books = Books()
+        self.books = Books()
+        """This node's copy."""
         self.end: Verdict | None = None
         """How the job ends, as the leader says that is heard."""
         self._ends_at = float("inf")  # when it is waited no more for the upload of that
@@ -86,18 +87,13 @@ class NodePolicy:
         turn = me.node if me.node is not None else zlib.crc32(me.process.encode()) % _TURNS
         self._turn = TURN_SECONDS * min(turn, _TURNS)
 
-    @property
-    def books(self) -> Books:
-        """This node's copy."""
-        return self._books
-
     # --- what the coordinator says ------------------------------------------------------------------------------------
     def on_want(self, want: Want, now: float) -> list[Action]:
         """The leader says what this node is to be."""
         self._wake(now)
         course = want.course
         if course.leader < self.status.leader:
-            self._note(self._books.merged(course.books))  # what it knows is true all the same
+            self._note(self.books.merged(course.books))  # what it knows is true all the same
             return self._acts(now, DropLink())
         is_news = self._want is None or self._want.course.news != course.news
         if course.news and is_news and not self.status.leaving:
@@ -107,7 +103,7 @@ class NodePolicy:
             self._ends_at = now + self.rules.upload + self.rules.heartbeat
         self.end = course.verdict
         self._say(leader=course.leader, leader_memory=course.memory)
-        self._note(course.books.merged(self._books))
+        self._note(course.books.merged(self.books))
         return self._acts(now)
 
     def on_disconnect(self, why: str, now: float) -> list[Action]:
@@ -122,7 +118,7 @@ class NodePolicy:
         self._once = {key for key in self._once if not (isinstance(key, tuple) and key[0] == "look")}
         if self._exit is None:
             self.end = None  # it may be lost before its upload, and others may give it up
-        self._note(self._books)
+        self._note(self.books)
         return self._acts(now)
 
     # --- what becomes of the ranks ------------------------------------------------------------------------------------
@@ -140,7 +136,7 @@ class NodePolicy:
         self._wake(now)
         phase = self.status.phase
         if (self._has_ranks or phase == "returned") and cause.round == self.status.round:
-            self._note(self._books.noting(Outcome(cause.round, cause)))
+            self._note(self.books.noting(Outcome(cause.round, cause)))
             if phase == "returned":  # one that had returned holds up the others
                 self._say(phase="idle")
             elif cause.echo and self._end_at is None and self.status.phase == "running":
@@ -266,13 +262,13 @@ class NodePolicy:
 
     def _note(self, books: Books) -> None:
         """The copy of the books; the leader is told what it has not told itself."""
-        self._books = books
+        self.books = books
         is_leaders = self._want is not None and self._want.course.books == books
         self._say(books=None if is_leaders else books)
 
     @property
     def _knows_cause(self) -> bool:
-        cause = self._books.last.cause
+        cause = self.books.last.cause
         return cause is not None and not cause.echo
 
     @property
@@ -461,7 +457,7 @@ class NodePolicy:
             return
         has_begun, seconds = self.status.round != NO_ROUND, f"{self.rules.rendezvous:g} s"
         text = "was lost, and none took its place" if has_begun else "did not come"
-        books, last = self._books, Loss("node 0", f"it {text} within {seconds}", memory=self.status.leader_memory)
+        books, last = self.books, Loss("node 0", f"it {text} within {seconds}", memory=self.status.leader_memory)
         missing = Verdict("missing", f"node 0 {text} within {seconds}", books.round, nodes=("0",))
         if last.is_explained:
             missing = Verdict("memory", str(last), books.round)

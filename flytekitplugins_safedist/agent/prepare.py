@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from .. import envvars, topology
 from ..config.options import SCRATCH_MOUNT, Scratch
 from ..config.registered import Registered
-from ..errors import ScratchError, TopologyError
+from ..errors import TopologyError
 from ..hangs.gpus import GpuWatch
 from ..rank import backends, literals, task_context
 from ..rank.order import JobOrder, TaskSource
@@ -32,7 +32,7 @@ from ..record.run import Run
 from ..record.run_page import ConsoleDeck
 from ..store.patience import within
 from ..texts import human
-from . import arrival, disk, memory, scratch, standby
+from . import arrival, disk, scratch, standby
 from .disk import DiskLimit
 
 if TYPE_CHECKING:
@@ -79,14 +79,12 @@ class Job:
 
     Attributes:
         call: the task, and how it is called.
-        settings: its configuration, with the number of ranks that this pod has room for.
         backend: how its ranks meet.
         attempt: Flyte's, and this node's place in it.
         name: see :func:`.arrival.job_name`.
     """
 
     call: TaskCall
-    settings: Registered
     backend: backends.TorchBackend
     attempt: arrival.Attempt
     name: str
@@ -109,12 +107,12 @@ class Job:
         flyte = task_context.take()
         settings = replace(settings, nproc_per_node=place.nproc_per_node)
         attempt = arrival.Attempt(place, settings, flyte, arrival.run_id(flyte, call.environment))
-        return cls(call, settings, backends.create(settings.backend), attempt, arrival.job_name(flyte))
+        return cls(call, backends.create(settings.backend), attempt, arrival.job_name(flyte))
 
     @property
     def ranks_environment(self) -> dict[str, str]:
         """What ranks inherit."""
-        return {**backends.inherited(self.settings, self.call.environment), **self.call.variables}
+        return {**backends.inherited(self.attempt.settings, self.call.environment), **self.call.variables}
 
     @property
     def is_local(self) -> bool:
@@ -181,7 +179,7 @@ class NodePlan:
     @property
     def settings(self) -> Registered:
         """The job's."""
-        return self.job.settings
+        return self.job.attempt.settings
 
     @property
     def scratch(self) -> JobScratch:
@@ -215,10 +213,6 @@ class NodePlan:
         is_alone = self.job.attempt.topology.max_nodes == 1 and self.settings.nproc_per_node == 1
         return None if is_alone else self.scratch.short / self.scratch.orders.name / "meeting"
 
-    def loss_of_all(self) -> str | None:
-        """What an out-of-memory kill means here, where it ends the whole container; else None."""
-        return memory.loss_of_all(memory.cgroup())
-
 
 def prepare(job: Job, held: ExitStack) -> NodePlan:
     """Start what the ranks need; *held* ends it all, in the right order.
@@ -227,7 +221,7 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
         job: the job.
         held: takes over what is started.
     """
-    settings, call = job.settings, job.call
+    settings, call = job.attempt.settings, job.call
     job.backend.find()
     # The server comes first, to guard scratch from its first moment; and ends first, for scratch goes when no rank can
     # write there any more.
@@ -249,7 +243,8 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
         found = _scanned(call)
         variables = {**job.ranks_environment, **caches, **call.variables}
         server.take(found.steps, environment=variables, path=list(map(os.path.abspath, call.sys_path)))
-    _write_inputs(call.inputs, order.inputs)
+    with scratch.making("the task's inputs cannot be written to the scratch directory", order.inputs):
+        literals.write_literals(call.inputs, order.inputs)
     if not server.is_ready(_SLOW_SECONDS):
         logger.info(f"libraries are imported for all ranks: {_SLOW_SECONDS:g} s so far")
     imported = server.ready(settings.timeouts.start)
@@ -261,11 +256,11 @@ def prepare(job: Job, held: ExitStack) -> NodePlan:
         logger.info(each)
     limit = disk.limit_of(settings, call.environment)
     gpus = held.enter_context(GpuWatch(logger.warning))
-    seconds = time.monotonic() - started
-    return NodePlan(job, server, order, scratched, unsafe, limit, gpus, seconds)
+    return NodePlan(job, server, order, scratched, unsafe, limit, gpus, time.monotonic() - started)
 
 
 def _order(job: Job, made: JobScratch) -> JobOrder:
+    settings = job.attempt.settings
     return JobOrder(
         source=job.call.source,
         cwd=Path.cwd(),
@@ -273,17 +268,9 @@ def _order(job: Job, made: JobScratch) -> JobOrder:
         argv=tuple(sys.argv),
         inputs=made.orders / "inputs.pb",
         flyte=job.attempt.flyte,
-        upload_timeout=job.settings.timeouts.upload,
-        shared_inputs=made.inputs if job.settings.scratch.share_inputs else None,
+        upload_timeout=settings.timeouts.upload,
+        shared_inputs=made.inputs if settings.scratch.share_inputs else None,
     )
-
-
-def _write_inputs(inputs: LiteralMap, path: Path) -> None:
-    try:
-        literals.write_literals(inputs, path)
-    except OSError as error:
-        what, hint = "the task's inputs cannot be written to the scratch directory", scratch.remedy(error)
-        raise ScratchError(what, where={"path": path}, seen=str(error.strerror), hint=hint) from error
 
 
 def _scanned(call: TaskCall) -> Scan:
@@ -347,18 +334,10 @@ def _remove(path: Path, seconds: float) -> None:
 
 
 def _check_room(root: Path, limit: int | None) -> None:
-    try:
+    with suppress(OSError):  # there is none, or it cannot be used: nor can the job's directory be made there
         free = shutil.disk_usage(root).free
-    except OSError as error:
-        raise ScratchError(
-            "the scratch directory cannot be used",
-            where={"path": root},
-            seen=str(error.strerror),
-            expected="an existing directory that this user may write",
-            hint="create it, or set Scratch(path=...) or SAFEDIST_SCRATCH_ROOT to another",
-        ) from error
-    if limit is not None and free < limit:
-        logger.warning(
-            f"Scratch(size_limit=...) allows {human(limit)}, but {root} has only "
-            f"{human(free)} free: the disk will be full before the limit is reached"
-        )
+        if limit is not None and free < limit:
+            logger.warning(
+                f"Scratch(size_limit=...) allows {human(limit)}, but {root} has only "
+                f"{human(free)} free: the disk will be full before the limit is reached"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -9,34 +10,30 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config.registered import Registered
-from ..errors import LaunchError, SafedistError, ScratchError
+from ..errors import LaunchError, SafedistError
 from ..failures import Failure, speaks_of_timeout
 from ..hangs import picture, stacks
-from ..hangs.gpus import GpuWatch
 from ..hangs.processes import Process
 from ..hangs.snapshot import Snapshot
 from ..rank import literals, outcome_text, shared_page
-from ..rank.order import JobOrder, RankOrder
+from ..rank.order import RankOrder
 from ..rank.outcome import Raised, RankOutcome, Status
-from ..rank.places import JobScratch, RankFiles
+from ..rank.places import RankFiles
 from ..rank.shared_page import AgentPage
 from ..rank_server import cleanup
-from ..rank_server.client import EndedRank, RankServer
+from ..rank_server.client import EndedRank
 from ..record.run import RankView
 from ..store.patience import within
 from ..texts import human
 from . import disk, log_lines, memory, scratch
+from .arrival import KILL_SECONDS
+from .prepare import NodePlan
 from .rank_gpus import RankGpus
 
-SETTLE_SECONDS = 3.0
-"""How long a failure that may be an echo ("connection closed by peer") waits for the failure it echoes."""
+logger = logging.getLogger(__name__)
 
 _SLOW_SECONDS = 5.0
 """An import that takes longer is told, and an end."""
-
-KILL_SECONDS = 30.0
-"""That the kernel has to end ranks that SIGKILL was sent to."""
 
 _LINES = 12
 """Of a rank's stack, in the error."""
@@ -56,61 +53,38 @@ class _Member:
     """It has reported success, and not even SIGKILL ends it: its success counts, and nothing waits for it any more."""
 
     @property
+    def rank(self) -> int:
+        return self.order.context.rank
+
+    @property
     def running(self) -> bool:
         """Whether there is a process that can still be waited for."""
         return self.ended is None and not self.given_up
-
-    @property
-    def begun(self) -> bool:
-        """Whether it has come to the task's function."""
-        return self.page.begun
 
 
 class Ranks:
     """A started round on this node.
 
     Args:
-        server: starts and signals processes.
-        job: what all ranks are told.
+        plan: this node's.
         orders: one for each rank of this node, by local rank.
-        settings: timeouts and log settings.
-        gpus: of this node.
         show: takes blocks of whole lines of the ranks' output.
-        say, warn: take one sentence for the node's log.
     """
 
     def __init__(
-        self,
-        server: RankServer,
-        job: JobOrder,
-        orders: Sequence[RankOrder],
-        settings: Registered,
-        *,
-        gpus: GpuWatch,
-        show: Callable[[str], object],
-        say: Callable[[str], object],
-        warn: Callable[[str], object],
+        self, plan: NodePlan, orders: Sequence[RankOrder], show: Callable[[str], object] = log_lines.to_stdout
     ) -> None:
-        self.gpus = RankGpus(gpus, orders)
-        self._server = server
-        self._job = job
-        self._orders = orders
+        self.plan, self.gpus = plan, RankGpus(plan.gpus, orders)
+        self._orders, self._show = orders, show
         self._members: list[_Member] = []
-        self._settings = settings
-        self._show = show
-        self._say = say
-        self._warn = warn
         self._slow_after: float | None = None
         self._stopping_since_ns: int | None = None
         self._all_reported: float | None = None
-        self._linger_after: float | None = None
+        self._have_lingered = False
         self._start_deadline: float | None = None
         self._memory_before = memory.cgroup()
         self._stacks: dict[int, str] = {}
-        self._followers = [
-            log_lines.LogFollower(shown, to)
-            for shown, to in zip(log_lines.followed(orders, settings.logs), (show, log_lines.to_stderr), strict=False)
-        ]
+        self._followers = log_lines.followers(orders, plan.settings.logs, show)
 
     def start(self, *, fork: bool) -> None:
         """Start every rank, forked from the server (``fork``) or as fresh interpreters.
@@ -120,24 +94,19 @@ class Ranks:
             LaunchError: processes cannot be started.
         """
         pages = [self._page_for(order) for order in self._orders]
-        pids = self._server.start(self._job, self._orders, fork=fork, timeout=self._settings.timeouts.start)
+        plan, timeout = self.plan, self.plan.settings.timeouts.start
+        pids = plan.server.start(plan.order, self._orders, fork=fork, timeout=timeout)
         self._members = [_Member(*each) for each in zip(self._orders, pages, pids, strict=True)]
-        self._start_deadline = time.monotonic() + self._settings.timeouts.start
+        self._start_deadline = time.monotonic() + timeout
         self._slow_after = time.monotonic() + _SLOW_SECONDS
         for follower in self._followers:
             follower.start()
 
     def _page_for(self, order: RankOrder) -> AgentPage:
-        try:
+        what = "the memory that a rank shares with its agent cannot be made"
+        with scratch.making(what, order.files.page, rank=order.context.rank):
             page = shared_page.make(order.files.page)
-        except OSError as error:
-            raise ScratchError(
-                "the memory that a rank shares with its agent cannot be made",
-                where={"path": order.files.page, "rank": order.context.rank},
-                seen=str(error),
-                hint=scratch.remedy(error),
-            ) from error
-        page.stays(self._settings.timeouts.preemption)
+        page.stays(self.plan.settings.timeouts.preemption)
         return page
 
     def poll(self, *, wait: float = 0.0) -> None:
@@ -147,7 +116,7 @@ class Ranks:
             LaunchError: the rank server is gone, and the ranks with it.
         """
         by_pid = {member.pid: member for member in self._members}
-        for ended in self._server.ended(wait=wait):
+        for ended in self.plan.server.ended(wait=wait):
             if ended.pid in by_pid:
                 by_pid[ended.pid].ended = ended
         for member in self._members:
@@ -155,11 +124,16 @@ class Ranks:
                 member.outcome = self._outcome(member)
         if self._slow_after is not None and time.monotonic() > self._slow_after:
             self._slow_after = None
-            if importing := ", ".join(str(each.order.context.rank) for each in self._importing()):
-                self._say(f"rank(s) {importing} import {self._job.source.shown}: {_SLOW_SECONDS:g} s so far")
+            if importing := _listed(self._importing):
+                logger.info(f"rank(s) {importing} import {self.plan.order.source.shown}: {_SLOW_SECONDS:g} s so far")
 
+    @property
+    def _left(self) -> list[_Member]:
+        return [each for each in self._members if each.running]
+
+    @property
     def _importing(self) -> list[_Member]:
-        return [each for each in self._members if each.running and not each.begun and each.outcome is None]
+        return [each for each in self.running if not each.page.begun]
 
     @property
     def to_be_fresh(self) -> bool:
@@ -169,7 +143,7 @@ class Ranks:
     @property
     def pages(self) -> dict[int, AgentPage]:
         """What the agent shares with each rank, by rank, once they are started."""
-        return {member.order.context.rank: member.page for member in self._members}
+        return {member.rank: member.page for member in self._members}
 
     def views(self) -> list[RankView]:
         """Each rank, for the record of the run; none before they are started."""
@@ -180,7 +154,7 @@ class Ranks:
         runs = member.running and outcome is None
         boot = time.monotonic() - time.time()
         return RankView(
-            member.order.context.rank,
+            member.rank,
             page.summary,
             how="running" if outcome is None else outcome_text.how(outcome),
             until=time.monotonic() if outcome is None else outcome.time_ns / 1e9 + boot,
@@ -188,7 +162,7 @@ class Ranks:
             steps=page.steps.told[0],
             step=page.steps.step,
             steps_to_come=page.steps_to_come,
-            resident=memory.resident(member.pid) if runs and member.begun else None,
+            resident=memory.resident(member.pid) if runs and page.begun else None,
             debugged=lambda: page.debugged,
         )
 
@@ -198,34 +172,32 @@ class Ranks:
         what SIGKILL cannot end (a process that waits for a wedged GPU or NFS) does not take back what it reported."""
         if not all(member.outcome and member.outcome.status is Status.SUCCEEDED for member in self._members):
             return False
-        lingering = [member for member in self._members if member.running]
+        lingering = self._left
         if not lingering:
             return True
-        if self._all_reported is None:
-            self._all_reported, self._linger_after = time.monotonic(), time.monotonic() + _SLOW_SECONDS
-        if self._linger_after is not None and time.monotonic() > self._linger_after:
-            self._linger_after = None
-            listed = ", ".join(f"{each.order.context.rank} (process {each.pid})" for each in lingering)
-            self._say(f"rank(s) {listed} have returned, and not ended: a thread or an exit handler of theirs goes on")
-        if time.monotonic() - self._all_reported > self._settings.timeouts.exit:
-            ranks = ", ".join(str(member.order.context.rank) for member in lingering)
-            self._warn(
-                f"rank(s) {ranks} reported success but did not end within {self._settings.timeouts.exit:g} s "
+        self._all_reported = self._all_reported or time.monotonic()
+        waited, most = time.monotonic() - self._all_reported, self.plan.settings.timeouts.exit
+        if waited > _SLOW_SECONDS and not self._have_lingered:
+            self._have_lingered = True
+            listed = _with_processes(lingering)
+            logger.info(f"rank(s) {listed} have returned, and not ended: a thread or an exit handler of theirs goes on")
+        if waited > most:
+            logger.warning(
+                f"rank(s) {_listed(lingering)} reported success but did not end within {most:g} s "
                 "(a thread or an exit handler that does not return); ending them"
             )
             self._end(signal.SIGKILL, KILL_SECONDS)
-            self._give_up(lingering)
+            self._give_up()
         return False
 
-    def _give_up(self, lingering: Sequence[_Member]) -> None:
+    def _give_up(self) -> None:
         """Go on without ranks that SIGKILL has not ended."""
-        left = [member for member in lingering if member.running]
+        left = self._left
         for member in left:
             member.given_up = True
         if left:
-            listed = ", ".join(f"{member.order.context.rank} (process {member.pid})" for member in left)
-            self._warn(
-                f"rank(s) {listed} were not ended by SIGKILL within {KILL_SECONDS:g} s (the kernel "
+            logger.warning(
+                f"rank(s) {_with_processes(left)} were not ended by SIGKILL within {KILL_SECONDS:g} s (the kernel "
                 "waits for a device or a file system); their success counts, and the job goes on without them"
             )
 
@@ -236,34 +208,31 @@ class Ranks:
         """
         if self._start_deadline is None or time.monotonic() < self._start_deadline:
             return None
+        seconds = self.plan.settings.timeouts.start
         if any(page.debugs for page in self.pages.values()):  # and once more when the person has gone on
-            self._start_deadline = time.monotonic() + self._settings.timeouts.start
+            self._start_deadline = time.monotonic() + seconds
             return None
         self._start_deadline = None
-        waiting = self._importing()
+        waiting = self._importing
         if not waiting:
             return None
         self.note_stacks(waiting)
-        seconds = f"{self._settings.timeouts.start:g} s"
-        listed = ", ".join(str(member.order.context.rank) for member in waiting)
         error = LaunchError(
             "ranks have not begun the task's function in time",
-            where={"ranks": listed},
-            seen=f"still importing {self._job.source.shown or 'the task'} after {seconds}",
+            where={"ranks": _listed(waiting)},
+            seen=f"still importing {self.plan.order.source.shown or 'the task'} after {seconds:g} s",
             expected="Timeouts(start=...) to be enough for that",
             hint="look for what the import waits for (the stacks below, if any), or raise Timeouts(start=...)",
         )
         first = waiting[0]
-        found = self.blame(first.order.context.rank, error, failure=Failure.NOT_READY, repeats=False)
+        found = self.blame(first.rank, error, failure=Failure.NOT_READY, repeats=False)
         return self._told(first, replace(found, others=self._stood()))
 
     def note_stacks(self, members: Sequence[_Member] | None = None) -> None:
         """Have ranks write where they are, before they are ended or lose the others: those that still run."""
-        members = members or [member for member in self._members if member.running and member.begun]
-        ranks = {
-            each.order.context.rank: (each.pid, each.order.files.stacks) for each in members if each.outcome is None
-        }
-        found = stacks.ask(ranks, self._server.ask_for_stacks)
+        members = members or [each for each in self._left if each.page.begun]
+        ranks = {each.rank: (each.pid, each.order.files.stacks) for each in members if each.outcome is None}
+        found = stacks.ask(ranks, self.plan.server.ask_for_stacks)
         shown = ""
         for rank, threads in found.items():
             for number, stack in enumerate(threads):
@@ -288,22 +257,20 @@ class Ranks:
         return "\n".join(f"Where rank {rank} was then:\n{stack.rstrip()}" for rank, stack in where.items() if stack)
 
     @property
-    def running(self) -> dict[int, tuple[RankOrder, AgentPage]]:
-        """The order and the page of each rank that has not ended, by process id."""
-        return {pid: (member.order, member.page) for pid, member in self._running().items()}
-
-    def _running(self) -> dict[int, _Member]:
-        return {member.pid: member for member in self._members if member.running and member.outcome is None}
+    def running(self) -> list[_Member]:
+        """Those that have not ended."""
+        return [each for each in self._left if each.outcome is None]
 
     def stand(self) -> str:
         """Where they are at this moment, in a phrase for each place; within a second or so."""
-        begun = {m.order.context.rank: (pid, m.order.files.stacks) for pid, m in self._running().items() if m.begun}
-        threads = stacks.ask(begun, self._server.ask_for_stacks, forces=False)
+        begun = {each.rank: (each.pid, each.order.files.stacks) for each in self.running if each.page.begun}
+        threads = stacks.ask(begun, self.plan.server.ask_for_stacks, forces=False)
         places: dict[str, list[int]] = {}
-        for pid, member in self._running().items():
-            rank = member.order.context.rank
-            at = Snapshot(rank, Process(pid), threads.get(rank, ())).where if member.begun else "before the function"
-            places.setdefault(at, []).append(rank)
+        for each in self.running:
+            at = "before the function"
+            if each.page.begun:
+                at = Snapshot(each.rank, Process(each.pid), threads.get(each.rank, ())).where
+            places.setdefault(at, []).append(each.rank)
         named = {at: f"rank{'s' if len(ranks) > 1 else ''} {picture.listed(ranks)}" for at, ranks in places.items()}
         return "; ".join(f"{who} {'were' if len(places[at]) > 1 else 'was'} {at}" for at, who in named.items())
 
@@ -315,7 +282,7 @@ class Ranks:
     @property
     def are_gone(self) -> bool:
         """Whether no process of these ranks is left to be waited for."""
-        return not any(member.running for member in self._members)
+        return not self._left
 
     @property
     def has_stacks(self) -> bool:
@@ -339,16 +306,14 @@ class Ranks:
             meanwhile: called again and again.
         """
         self._stopping_since_ns = self._stopping_since_ns or time.time_ns()
-        seconds = self._settings.timeouts.stop
-        running = [member.pid for member in self._members if member.running]
-        if patience > seconds and any(cleanup.catches(pid, number) for pid in running):
+        seconds = self.plan.settings.timeouts.stop
+        if patience > seconds and any(cleanup.catches(each.pid, number) for each in self._left):
             seconds = patience
         try:
             self._end(number, seconds, meanwhile)
-            left = [str(member.order.context.rank) for member in self._members if member.running]
-            if left:
+            if left := _listed(self._left):
                 name = signal.Signals(number).name
-                self._warn(f"rank(s) {', '.join(left)} did not end within {seconds:.1f} s of {name}, and are killed")
+                logger.warning(f"rank(s) {left} did not end within {seconds:.1f} s of {name}, and are killed")
             self._end(signal.SIGKILL, KILL_SECONDS, meanwhile)
         except LaunchError:
             pass  # the server is gone: the kernel has killed its ranks already
@@ -360,15 +325,13 @@ class Ranks:
         until = time.monotonic() + seconds
         unseen = sum(each.stop(max(0.0, until - time.monotonic())) for each in followers)
         if unseen:
-            self._warn(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
+            logger.warning(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
 
     def _end(self, number: int, patience: float, meanwhile: Callable[[], object] = bool) -> None:
-        running = [member.pid for member in self._members if member.running]
-        if not running:
-            return
-        self._server.signal(running, number)
+        if self._left:
+            self.plan.server.signal([each.pid for each in self._left], number)
         deadline = time.monotonic() + patience
-        while any(member.running for member in self._members):
+        while self._left:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -386,7 +349,7 @@ class Ranks:
 
     def blame(self, rank: int, error: SafedistError, **facts: Any) -> RankOutcome:
         """The failure of a rank that this agent, and not the rank itself, has found; ``facts`` of a :class:`Raised`."""
-        member = next(member for member in self._members if member.order.context.rank == rank)
+        member = next(member for member in self._members if member.rank == rank)
         facts = {"repeats": True, "is_agents": True, **facts}
         raised = Raised(type=type(error).__name__, message=str(error), traceback="", **facts)
         return _outcome_of(member, Status.RAISED, raised=raised, step=member.page.steps.step)
@@ -431,7 +394,7 @@ class Ranks:
         """Now, while the other ranks still run: what each has held at most, and whether the kernel ran short."""
         now = memory.cgroup()
         peaks = {
-            member.order.context.rank: member.ended.peak if member.ended is not None else memory.high_water(member.pid)
+            member.rank: member.ended.peak if member.ended is not None else memory.high_water(member.pid)
             for member in self._members
         }
         short = bool(memory.killed(now, self._memory_before))
@@ -440,17 +403,25 @@ class Ranks:
     def _told(self, member: _Member, outcome: RankOutcome) -> RankOutcome:
         """With the last lines of the rank's log, and, where a collective timed out, with what the others did."""
         shown = outcome.raised.traceback if outcome.raised is not None else ""
-        wanted = self._settings.logs.tail_lines
+        wanted = self.plan.settings.logs.tail_lines
         lines = _last_lines(member.order, wanted + len(shown.splitlines()))
         if outcome.end.is_echo:
             outcome = replace(outcome, others=self._stood(failed=outcome.timed_out))
         tail = log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ()
         return self.gpus.named(replace(outcome, log_tail=tail))
 
-    def usage(self, job: JobScratch) -> disk.Usage:
+    def usage(self) -> disk.Usage:
         """How much the ranks of this round hold in scratch."""
         contexts = [order.context for order in self._orders]
-        return disk.usage(job, contexts[0].round, [context.rank for context in contexts])
+        return disk.usage(self.plan.scratch, contexts[0].round, [context.rank for context in contexts])
+
+
+def _listed(members: Sequence[_Member]) -> str:
+    return ", ".join(str(member.rank) for member in members)
+
+
+def _with_processes(members: Sequence[_Member]) -> str:
+    return ", ".join(f"{member.rank} (process {member.pid})" for member in members)
 
 
 def _last_lines(order: RankOrder, count: int) -> tuple[str, ...]:

@@ -8,16 +8,15 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import lastwords, log, stopping
-from ..agent.log_lines import to_stdout
 from ..errors import JobInterruptedError, LaunchError, SafedistError
 from ..rank import literals
 from ..record import run_page
 from ..store.errors import one_line
-from . import arrival, checks, ending, prepare
-from .actions import Exit
+from . import arrival, checks, ending, memory, prepare
 from .membership import Membership
 from .node import NodeAgent, Report
 from .policy import DECIDED
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from flytekit.models.literals import LiteralMap
 
 logger = logging.getLogger(__name__)
-say = logger.info
-"""Takes a sentence of safedist's own for the node's log."""
 
 INTERRUPTED = "interrupted (Ctrl-C): every rank has been ended"
 """The last line of a local run for which that is so."""
@@ -44,19 +41,14 @@ class Done:
     types: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Elsewhere:
-    """The job has ended, and another node has uploaded how."""
-
-
-def run(call: TaskCall) -> Done | Elsewhere | Verdict:
+def run(call: TaskCall) -> Done | Verdict | None:
     """Run one job on this node.
 
     Args:
         call: the task, and how it is called.
 
     Returns:
-        What rank 0 made; ``Elsewhere`` on every other node; or the verdict on why the job failed.
+        What rank 0 made, or the verdict on why the job failed; None where another node uploads that.
 
     Raises:
         SafedistError: the job could not be started (scratch, a missing package), or was told to stop. Nothing of it is
@@ -67,13 +59,13 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
     job = Job.of(call)
     place = job.attempt.topology
     # Again: staging may have taken its time; and with a command of the user's own nobody has looked before it.
-    if not place.alone and ending.is_decided(job.attempt.verdict_is_there, say):
+    if not place.alone and ending.is_decided(job.attempt.store().is_decided):
         with call.server or contextlib.nullcontext():
-            say(DECIDED)
-        return Elsewhere()
+            logger.info(DECIDED)
+        return None
     for note in place.notes:
         logger.warning(note)
-    with ending.replaced_when_undecided(place, say), of_platform(), contextlib.ExitStack() as held:
+    with ending.replaced_when_undecided(place), of_platform(), contextlib.ExitStack() as held:
         try:
             plan = prepare.prepare(job, held)
         except SafedistError as error:
@@ -81,18 +73,18 @@ def run(call: TaskCall) -> Done | Elsewhere | Verdict:
             if error.is_platforms:
                 arrival.mention(error, job.attempt)
             elif arrival.is_told(error, job.attempt):
-                return Elsewhere()
+                return None
             raise
-        say(_start_line(plan))
-        loss = plan.loss_of_all()
+        logger.info(_start_line(plan))
+        loss = memory.loss_of_all(memory.cgroup())
         if loss is not None:
-            say(loss)
+            logger.info(loss)
         report, is_ours = _attend(plan, held)
         plan.scratched.succeeded = report.has_succeeded
-        result = _result(report) if is_ours else Elsewhere()
+        result = _result(report) if is_ours else None
     # Last, when all is tidied up: a log is read from its end.
     by_hand = job.is_local and report.verdict is not None and is_ctrl_c(report.verdict.error)
-    say(INTERRUPTED + _where(report) if by_hand else _end_line(report, plan.seconds))
+    logger.info(INTERRUPTED + _where(report) if by_hand else _end_line(report, plan.seconds))
     if report.verdict is not None:
         lastwords.keep(report.verdict.error)
     return result
@@ -106,14 +98,14 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
         attempt.rules(),
         place,
         attempt.store(),
-        judge_reports=checks.judged_by(plan.settings.preflight),
+        judge_reports=partial(checks.judge_reports, plan.settings.preflight),
         local=plan.meeting,
-        say=say,
     )
-    agent = NodeAgent(plan, joined, show=to_stdout, say=say)
+    agent = NodeAgent(plan, joined)
     held.callback(agent.record.close)
     try:
-        is_ours = _to_the_end(agent, joined)
+        with of_platform():
+            is_ours = agent.to_the_end()
         if is_ours:
             _show(agent)
     except BaseException as error:
@@ -135,26 +127,8 @@ def _attend(plan: NodePlan, held: contextlib.ExitStack) -> tuple[Report, bool]:
 def _show(agent: NodeAgent) -> None:
     """Make the page of the run."""
     verdict = agent.report.verdict
-    failure = {} if verdict is None else {"code": verdict.code, "cause": str(verdict.error)}
-    agent.report.shown = agent.record.show(say, **failure)
-
-
-def _to_the_end(agent: NodeAgent, joined: Membership) -> bool:
-    """Drive this node's ranks until the job has ended, and leave in order. Whether this node is the one to upload."""
-    with of_platform():
-        finish = agent.drive()
-    if isinstance(finish, Exit):
-        if finish.code != 0:
-            raise ending.undecided(finish, joined)
-        say(finish.why)
-        joined.close(decided=True)
-        return False
-    stopping.finish()
-    if joined.rules.is_alone:
-        joined.close(decided=False)  # nobody else is to hear of it
-    else:
-        ending.stay(joined)
-    return True
+    failure = {} if verdict is None else {"code": verdict.error.error_code, "cause": str(verdict.error)}
+    agent.report.shown = agent.record.show(logger.info, **failure)
 
 
 @contextlib.contextmanager

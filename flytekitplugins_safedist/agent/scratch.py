@@ -42,11 +42,20 @@ multiprocessing's ``/pymp-xxxxxxxx/listener-xxxxxxxx`` takes 32 bytes, torch's `
 _LONGEST_TMP = Path("999-9999")
 
 
-def remedy(error: OSError) -> str:
-    """What to do where a file of a job cannot be made."""
-    known = of_errno(error.errno)
-    hint = "see the error: it is of that directory's file system" if known is None else known.hint
-    return f"{hint} (Scratch(path=...) names the directory)"
+@contextlib.contextmanager
+def making(what: str, path: Path, **where: object) -> Iterator[None]:
+    """Inside, a file of a job is made.
+
+    Raises:
+        ScratchError: it cannot; *what* says so.
+    """
+    try:
+        yield
+    except OSError as error:
+        known = of_errno(error.errno)
+        hint = "see the error: it is of that directory's file system" if known is None else known.hint
+        hint = f"{hint} (Scratch(path=...) names the directory)"
+        raise ScratchError(what, where={"path": path, **where}, seen=str(error.strerror), hint=hint) from error
 
 
 def make_job(root: Path) -> JobScratch:
@@ -204,17 +213,13 @@ def own(job: JobScratch, *, is_kept: bool) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # where there is no room, it is only not removed later
-            _own(job, held, is_kept=is_kept)
+            if mount_of(job.path).is_local:  # else a lock may be waited for without end
+                # systemd removes what is old in /tmp, and leaves alone what is locked (tmpfiles.d(5)).
+                _lock(job.path, os.O_DIRECTORY, held)
+                owner = _lock(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, held)
+                # Under the lock: who gets it and finds nothing written has come between, and leaves it alone.
+                os.write(owner, _KEPT if is_kept else _GOES)
         yield
-
-
-def _own(job: JobScratch, held: contextlib.ExitStack, *, is_kept: bool) -> None:
-    if not mount_of(job.path).is_local:
-        return  # a lock may be waited for without end
-    # systemd removes what is old in /tmp, and leaves alone what is locked (tmpfiles.d(5)).
-    _lock(job.path, os.O_DIRECTORY, held)
-    # Under the lock: who gets it and finds nothing written has come between, and leaves the directory alone.
-    os.write(_lock(job.path / _OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, held), _KEPT if is_kept else _GOES)
 
 
 def _lock(path: Path, how: int, held: contextlib.ExitStack) -> int:

@@ -7,27 +7,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from .. import stopping
 from ..coordinator.server import Inbox
 
 
-class Signalled(int):
-    """In the inbox: the number of a signal that tells this process to stop.
+@dataclass
+class Signalled:
+    """In the inbox: a signal tells this process to stop.
 
     Attributes:
+        number: of the signal.
         at: when it came, by the monotonic clock: the loop may take it later.
         stood: where ranks were then; "" where nobody has looked.
     """
 
-    at: float
+    number: signal.Signals
+    at: float = field(default_factory=time.monotonic)
     stood: str = ""
-
-    def __new__(cls, number: int) -> Signalled:
-        """It comes now."""
-        signalled = super().__new__(cls, number)
-        signalled.at = time.monotonic()
-        return signalled
 
 
 class StacksWanted:
@@ -56,7 +54,7 @@ def into(inbox: Inbox, longest: Callable[[int], float]) -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         if stopping.listening():
             stopping.note(within=longest(number))
-        inbox.put(Signalled(number))
+        inbox.put(Signalled(signal.Signals(number)))
 
     before = {number: signal.signal(number, stop) for number in numbers}
     before[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, lambda *_: inbox.put(StacksWanted()))

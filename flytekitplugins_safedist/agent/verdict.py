@@ -1,11 +1,7 @@
 """From a root cause, or the error that ended an agent, to what Flyte and the user are told. Pure.
 
-A verdict is uploaded once, and the pods then exit 0. Its kind and its origin decide what Flyte does (v1.16,
-flytepropeller's ``executor.go``, ``isEligibleForRetry``):
-
-- NON_RECOVERABLE: the task fails.
-- RECOVERABLE, origin USER: another attempt if the task's ``retries`` allow one.
-- RECOVERABLE, origin SYSTEM: another attempt from the platform's own budget (three by default); none of ``retries``.
+A verdict is uploaded once, and the pods then exit 0. What Flyte does then, who pays for another attempt decides (of the
+platform's own budget there are three by default).
 """
 
 from __future__ import annotations
@@ -14,12 +10,11 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from ..coordinator.books import Cause, Round
 from ..coordinator.messages import Status
 from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
-from ..failures import ROWS, Failure, Payer, is_full, mistake
+from ..failures import ROWS, Failure, Payer, mistake, of_errnos
 from ..rank.outcome import Raised, RankOutcome
 from ..rank.outcome_text import describe, how
 from ..texts import encodable
@@ -28,37 +23,19 @@ NOT_STARTED = "no rank was started"
 """Why there is no restart after an error that keeps a node from beginning."""
 
 
-class Kind(str, Enum):
-    """Whether Flyte may try again."""
-
-    NON_RECOVERABLE = "non-recoverable"
-    RECOVERABLE = "recoverable"
-
-
-class Origin(str, Enum):
-    """Whose doing a failure is: it decides which budget another attempt is taken from."""
-
-    USER = "user"
-    SYSTEM = "system"
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The one error of a failed job, as it is uploaded.
 
     Attributes:
-        kind: whether Flyte may try again.
-        origin: whose doing it is.
-        code: its stable name: metrics and alerts are keyed on it.
-        error: what the user reads.
+        payer: who pays for another attempt, if anybody.
+        error: what the user reads; its code is what metrics and alerts are keyed on.
         time_ns: when the root cause happened, in nanoseconds since the epoch.
         decks: name and HTML of those that a failed rank left.
         raised: the exception of the rank that is the root cause, if it raised one.
     """
 
-    kind: Kind
-    origin: Origin
-    code: str
+    payer: Payer
     error: SafedistError
     time_ns: int
     decks: tuple[dict[str, str], ...] = ()
@@ -73,17 +50,16 @@ def of_error(error: SafedistError) -> Verdict | None:
     """
     if isinstance(error, FencedError) or not error.is_platforms:
         return None
-    return Verdict(Kind.RECOVERABLE, Origin.SYSTEM, error.error_code, error, time.time_ns())
+    return Verdict(Payer.FLYTE, error, time.time_ns())
 
 
 def of_full_memory(text: str) -> Verdict:
     """The verdict on nodes that were lost, the last of them with its container's memory full: the kernel most likely
     ended all of it, and left nobody to say so."""
     row = ROWS[Failure.OUT_OF_MEMORY]
-    kind, origin = _BUDGETS[row.payer]
     error = RankFailedError(text, hint="raise mem= in requests and limits, or use less: fewer ranks per node")
     error.code = row.code
-    return Verdict(kind, origin, row.code, error, time.time_ns())
+    return Verdict(row.payer, error, time.time_ns())
 
 
 def judge(
@@ -109,30 +85,23 @@ def judge(
     # An echo where somebody was gone: else native code of this rank's may have given up by itself.
     failure = Failure.PEER_LOST if end.row.echo and returned else end.failure
     row = ROWS[failure]
-    code = row.code or end.label
     opening, hint = _opening(cause, failure, returned=returned, nodes=nodes)
     text = f"{opening.format(rank=cause.rank, scratch=disk or _NOT_SEEN)}{describe(cause)}"
     text += "".join(f"\n\nBefore that, {line}." for line in earlier)
     text += f"\n\nNot restarted in place: {reason}."
-    kind, origin = _BUDGETS[row.payer]
     error: SafedistError = (RankKilledError if row.payer is Payer.FLYTE else RankFailedError)(text, hint=hint)
-    error.code = code
-    return Verdict(kind, origin, code, error, cause.time_ns, raised=cause.raised)
+    error.code = row.code or end.label
+    return Verdict(row.payer, error, cause.time_ns, raised=cause.raised)
 
 
 _NOT_SEEN = "not measured: its node was lost before"
-
-_BUDGETS = {
-    Payer.NOBODY: (Kind.NON_RECOVERABLE, Origin.USER),
-    Payer.RETRIES: (Kind.RECOVERABLE, Origin.USER),
-    Payer.FLYTE: (Kind.RECOVERABLE, Origin.SYSTEM),
-}
 
 
 def _opening(cause: RankOutcome, failure: Failure, *, returned: Sequence[int], nodes: int) -> tuple[str, str]:
     """What stands before the description of a failure, and the hint behind it."""
     raised, row = cause.raised, ROWS[failure]
-    if failure is not Failure.FULL_SHARED_MEMORY and raised is not None and is_full(raised.errnos):
+    of_disk = of_errnos(raised.errnos) if raised is not None else ()
+    if failure is not Failure.FULL_SHARED_MEMORY and Failure.FULL_DISK in of_disk:
         row = ROWS[Failure.FULL_DISK]  # also where it is an echo, or the user calls it recoverable
     if failure is Failure.MISTAKE and raised is not None:
         return "", (mistake(raised.message) or ("", False))[0]
@@ -172,11 +141,15 @@ def cause_of(outcome: RankOutcome, round_: Round, at: Status, *, limit: int, dis
         disk: what scratch may hold there, and does, where that matters.
         limit: bytes of its text.
     """
+
+    def dump(told: RankOutcome) -> str:
+        return json.dumps({"outcome": told.to_json(), "disk": encodable(disk[:_DISK_CHARACTERS])}, ensure_ascii=False)
+
     return Cause(
         round_,
         outcome.rank,
         _name(outcome)[:_NAME_CHARACTERS],
-        _dumped(outcome, disk, limit),
+        dump(outcome.fitting(limit, dump)),
         outcome.time_ns,
         echo=outcome.end.echo,
         repeats=(outcome.raised is not None and outcome.raised.repeats)
@@ -196,13 +169,6 @@ def told_by(cause: Cause) -> tuple[RankOutcome, str] | None:
         return RankOutcome.from_json(data["outcome"]), str(data["disk"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _dumped(outcome: RankOutcome, disk: str, limit: int) -> str:
-    def dump(cause: RankOutcome) -> str:
-        return json.dumps({"outcome": cause.to_json(), "disk": encodable(disk[:_DISK_CHARACTERS])}, ensure_ascii=False)
-
-    return dump(outcome.fitting(limit, dump))
 
 
 def _name(outcome: RankOutcome) -> str:

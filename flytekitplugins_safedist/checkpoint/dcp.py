@@ -42,32 +42,28 @@ def part_of(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
-class Buffers:
-    """Copies of one rank's pieces, on the CPU; their memory is used again.
+@without_autograd
+def copied(pieces: Sequence[Piece], before: Sequence[Piece]) -> list[Piece]:
+    """The pieces, with copies on the CPU in the place of their tensors (pinned, where they come from a GPU); complete
+    on return.
 
-    Attributes:
-        copies: the pieces, with the copies in the place of their tensors.
+    Args:
+        pieces: of this rank.
+        before: the copies of the save before, whose memory is used again.
     """
-
-    def __init__(self) -> None:
-        self.copies: list[Piece] = []
-
-    @without_autograd
-    def copy(self, pieces: Sequence[Piece]) -> None:
-        """Have copies of these (pinned, where they come from a GPU); complete on return."""
-        before = {piece.name: piece.data for piece in self.copies}
-        self.copies, devices = [], set()
-        for piece in pieces:
-            data = piece.data
-            if piece.size is not None:
-                copy, pinned = before.get(piece.name), data.device.type == "cuda"
-                if copy is None or (copy.shape, copy.dtype) != (data.shape, data.dtype):
-                    copy = torch.empty(data.shape, dtype=data.dtype, device="cpu", pin_memory=pinned)
-                devices.add(data.device)
-                data = copy.copy_(data, non_blocking=True)
-            self.copies.append(replace(piece, data=data))
-        for device in devices - {torch.device("cpu")}:
-            torch.get_device_module(device).synchronize(device)
+    memory, copies, devices = {piece.name: piece.data for piece in before}, [], set()
+    for piece in pieces:
+        data = piece.data
+        if piece.size is not None:
+            copy, pinned = memory.get(piece.name), data.device.type == "cuda"
+            if copy is None or (copy.shape, copy.dtype) != (data.shape, data.dtype):
+                copy = torch.empty(data.shape, dtype=data.dtype, device="cpu", pin_memory=pinned)
+            devices.add(data.device)
+            data = copy.copy_(data, non_blocking=True)
+        copies.append(replace(piece, data=data))
+    for device in devices - {torch.device("cpu")}:
+        torch.get_device_module(device).synchronize(device)
+    return copies
 
 
 # --- save -------------------------------------------------------------------------------------------------------------
@@ -80,18 +76,14 @@ def write(pieces: Sequence[Piece], store: Store, save: str, part: str) -> list[i
     store.make(save)  # another rank may have made it, and this node may not see that yet
     with store.part(f"{save}/{part}") as file:
         for piece in pieces:
-            at, kind = file.begin(), list[Any]()
+            at, kind = file.begin(), list[Any]((None, None, [], []))
+            torch.save(from_bytes(piece.data) if piece.size is None else piece.data, file)
+            for_tools = at, file.size - at
             if piece.size is None:
-                torch.save(from_bytes(piece.data), file)
-                for_tools = at, file.size - at
-                at, kind = file.begin(), [None, None, [], []]
+                at = file.begin()
                 file.write(piece.data)
             else:
-                torch.save(piece.data, file)
-                for_tools, kind = (
-                    (at, file.size - at),
-                    [piece.size, str(piece.data.dtype), piece.offsets, [*piece.data.shape]],
-                )
+                kind = [piece.size, str(piece.data.dtype), piece.offsets, [*piece.data.shape]]
             table.append([piece.path, *kind, at, file.size - at, file.crc, for_tools])
         at = file.begin()
         file.write(json.dumps(table).encode())
@@ -225,13 +217,12 @@ class SavedFiles:
         for begins, part in parts(target):
             count = 0
             for offsets, sizes, *where in item["chunks"]:
-                first = [max(pair) for pair in zip(begins, offsets, strict=True)]
-                last = [min(b + n, o + m) for b, n, o, m in zip(begins, part.shape, offsets, sizes, strict=True)]
-                lengths = [end - begin for begin, end in zip(first, last, strict=True)]
-                if all(length > 0 for length in lengths):
-                    count += math.prod(lengths)
-                    here = tuple(slice(f - b, f - b + n) for f, b, n in zip(first, begins, lengths, strict=True))
-                    there = tuple(slice(f - o, f - o + n) for f, o, n in zip(first, offsets, lengths, strict=True))
+                dims = zip(begins, part.shape, offsets, sizes, strict=True)
+                both = [(max(b, o), min(b + n, o + m)) for b, n, o, m in dims]
+                if all(first < last for first, last in both):
+                    count += math.prod(last - first for first, last in both)
+                    here = tuple(slice(first - b, last - b) for (first, last), b in zip(both, begins, strict=True))
+                    there = tuple(slice(first - o, last - o) for (first, last), o in zip(both, offsets, strict=True))
                     yield *where, lambda data, p=part, h=here, t=there, s=sizes: p[h].copy_(_tensor(data, dtype, s)[t])
             if count != part.numel():
                 raise DamagedError("a save does not hold all of a tensor", where={"state": flat(path)})

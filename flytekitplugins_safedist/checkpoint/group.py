@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import CheckpointError, FsError, FsTimeoutError
 from ..fs import store as places
+from ..fs.collective import see_off
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,6 @@ PATIENCE_SECONDS = 1800.0
 """For a rank that does not come to a call. As torch's own for a collective, by default."""
 WRITE_SECONDS = 6 * 3600.0
 """For a rank that writes its part of a large state."""
-_FAREWELL_SECONDS = 10.0
 _FAILED = "a rank could not do its part of a checkpoint"
 
 
@@ -64,8 +64,8 @@ class JobRanks:
             except FsTimeoutError as error:
                 _missed(call, f"{error.what}: waited", time.monotonic() - began, PATIENCE_SECONDS)
         self.rank, self.size = (group.rank, group.size) if group is not None else (0, 1)
+        self._group = group
         self._meeting: Any = group and group.meeting
-        self._ends_with_rank_0 = group is not None and group.ends_with_rank_0
         self._place = f"checkpoint/{group.turn('checkpoint')}" if group is not None else ""
         self._turns: Counter[str] = Counter()
 
@@ -108,9 +108,8 @@ class JobRanks:
         else:
             self._meeting.set(f"{key}/{self.rank}", json.dumps(word).encode())
             value, failed = self._wait(f"{key}/all", 0, call, writing)
-            if self._ends_with_rank_0:
-                with contextlib.suppress(FsError):  # rank 0 waits some seconds for this word, and is gone then
-                    self._meeting.add(f"{key}/read", 1)
+        if self._group is not None and self._group.ends_with_rank_0:
+            see_off(self._group, f"{key}/read", self.size)
         if failure is not None:
             raise failure
         if failed is not None:
@@ -125,10 +124,6 @@ class JobRanks:
         with contextlib.suppress(FsError):
             for name in ("all", "read", *range(1, self.size)) if turn else ():
                 self._meeting.delete(f"{lane}/{turn - 1}/{name}")
-            # This process may end next, and the meeting place with it.
-            until = time.monotonic() + (_FAREWELL_SECONDS if self._ends_with_rank_0 else 0.0)
-            while time.monotonic() < until and self._meeting.add(f"{lane}/{turn}/read", 0) < self.size - 1:
-                time.sleep(0.001)
 
     def _wait(self, key: str, rank: int, call: str, writing: bool) -> Any:  # noqa: FBT001
         began, patience = time.monotonic(), WRITE_SECONDS if writing else PATIENCE_SECONDS

@@ -24,7 +24,6 @@ from .saves import DamagedError, Manifest
 from .store import Store
 
 if TYPE_CHECKING:
-    from .dcp import Buffers
     from .pieces import Piece
 
 logger = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ class Checkpoints:
         self._mark: agreement.Mark | None = None
         self._thread = ThreadPoolExecutor(1, "safedist-checkpoint")
         self._save: Future[None] | None = None  # the last one, written or being written
-        self._buffers: Buffers | None = None
+        self._copies: list[Piece] = []  # of what this rank writes of it; their memory is used again
         self._ranks: JobRanks | None = None
         self._place: Store | None = None
         self._checked = False
@@ -394,7 +393,7 @@ class Checkpoints:
         from . import state as states
 
         ranks, call, began = self._meet(), "Checkpoints.save", time.monotonic()
-        self._drain(f"step {step}")  # the buffers are of the save in flight until it has ended
+        self._drain(f"step {step}")  # the copies are of the save in flight until it has ended
         mine: list[Piece] = []
 
         def collect(*, of_models: bool) -> BaseException | None:
@@ -406,8 +405,9 @@ class Checkpoints:
         failure = collect(of_models=True)
         items = [{"path": piece.path} for piece in mine]
         mine = pieces.to_write(mine, ranks, call, failure)
-        self._buffers = buffers = self._buffers or dcp.Buffers()
-        failure = failure_of(lambda: buffers.copy(mine))
+        copies: list[Piece] = []
+        failure = failure_of(lambda: copies.extend(dcp.copied(mine, self._copies)))
+        self._copies = copies
         still = time.monotonic() - began
         if RECORDER.value is not None:
             RECORDER.value.saved(step, began, still)
@@ -429,7 +429,13 @@ class Checkpoints:
         if self._saved == steps[0]:
             return None
         store = self._find()
-        self._refuse_strangers(store.url)
+        if self._stranger:
+            raise CheckpointError(
+                "two save at one place: each removes the other's saves, and a restart goes on from either's",
+                where={"place": store.url},
+                seen=f"saves of {self._stranger}, since this one's first",
+                hint='give each a place of its own: Checkpoints("s3://bucket/run-7/best", every=None)',
+            )
         if not self._mine:
             self._newest = max((saves.time_of(name) for name, _ in saves.directories(store)), default=0)
         if self._count == 0:
@@ -438,17 +444,6 @@ class Checkpoints:
         _BEGUN.add(self._mine[-1])
         self._newest = saves.time_of(self._mine[-1])
         return {"place": store.url, "name": self._mine[-1]}
-
-    def _refuse_strangers(self, url: str) -> None:
-        """In rank 0: raise CheckpointError where somebody else saves at this place, too: each removes what the other
-        has saved before, and a restart goes on from either's."""
-        if self._stranger:
-            raise CheckpointError(
-                "two save at one place: each removes the other's saves, and a restart goes on from either's",
-                where={"place": url},
-                seen=f"saves of {self._stranger}, since this one's first",
-                hint='give each a place of its own: Checkpoints("s3://bucket/run-7/best", every=None)',
-            )
 
     def _meet_stranger(self, store: Store, name: str) -> None:
         """In rank 0: see whose save it is that was not there when this life began. One of an earlier attempt of this
@@ -469,9 +464,9 @@ class Checkpoints:
         from . import dcp
 
         began, table = time.monotonic(), list[int]()
-        if failure is None and self._buffers is not None:
-            copies, part = self._buffers.copies, dcp.part_of(self._meet().rank)
-            failure = failure_of(lambda: table.extend(dcp.write(copies, store, name, part)))
+        if failure is None:
+            part = dcp.part_of(self._meet().rank)
+            failure = failure_of(lambda: table.extend(dcp.write(self._copies, store, name, part)))
         self._commit(table, failure, store, name, draft)
         self.latest = self._saved = draft.step
         self._count += 1

@@ -16,8 +16,6 @@ from typing import Any
 
 from ..errors import SafedistError
 
-_KEYS = frozenset({"epoch", "taken", "size", "seed", "shuffle"})
-
 
 @dataclass(eq=False)
 class ResumableSampler:
@@ -126,13 +124,7 @@ class ResumableSampler:
                 hint="the loader fetches ahead, so only its user can count; with a loop that is not yours, call "
                 "sampler.advance(batch size) after each batch",
             )
-        return {
-            "epoch": self.epoch,
-            "taken": self._taken,
-            "size": len(self.dataset),
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-        }
+        return {"epoch": self.epoch, "taken": self._taken, **self._sampled()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another sampler, of however many ranks, was.
@@ -140,9 +132,8 @@ class ResumableSampler:
         Raises:
             SafedistError: the state is of another data set, or another order of it.
         """
-        ours = {"size": len(self.dataset), "seed": self.seed, "shuffle": self.shuffle}
-        theirs = {name: state.get(name) for name in ours}
-        if set(state) != _KEYS or theirs != ours:
+        ours = self._sampled()
+        if dict(state) != {"epoch": state.get("epoch"), "taken": state.get("taken"), **ours}:
             raise SafedistError(
                 "the state of a sampler does not fit this one: samples would be left out or repeated",
                 seen=dict(state),
@@ -151,6 +142,10 @@ class ResumableSampler:
             )
         self.epoch, self._taken = int(state["epoch"]), int(state["taken"])
         self._uncounted = False
+
+    def _sampled(self) -> dict[str, Any]:
+        """What a state is of: this data, in these orders."""
+        return {"size": len(self.dataset), "seed": self.seed, "shuffle": self.shuffle}
 
     def _order(self) -> list[int]:
         if not self.shuffle:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import secrets
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from ..errors import CheckpointError
+from .group import failure_of
 from .store import Store
-
-logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
@@ -208,11 +207,5 @@ def prune(store: Store, names: Sequence[str]) -> None:
     Raises:
         CheckpointError, OSError: one cannot be removed; the others are.
     """
-    failures = list[Exception]()
-    for name in names:
-        try:
-            discard(store, name)
-        except Exception as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
+    for failure in filter(None, [failure_of(partial(discard, store, name)) for name in names]):
+        raise failure

@@ -81,15 +81,6 @@ def tree_of(values: Mapping[Path, Any]) -> Any:
     return {key[1] if isinstance(key, tuple) else key: value for key, value in inner.items()}
 
 
-def _mapped(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """A tree of what ``change`` makes of each value, and of those in the same place of the others."""
-    if type(tree) in (dict, OrderedDict):
-        return {key: _mapped(change, inner, *(each[key] for each in others)) for key, inner in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_mapped(change, *each) for each in zip(tree, *others, strict=True))
-    return change(tree, *others)
-
-
 # --- models and optimizers --------------------------------------------------------------------------------------------
 def _is_model(value: Any) -> bool:
     return isinstance(value, torch.nn.Module)
@@ -215,10 +206,8 @@ def _tree(name: str, state: Mapping[str, Any]) -> Any:
 def _check(state: Mapping[str, Any]) -> None:
     """Raise CheckpointError if something in it cannot be saved at all; names it."""
     if not isinstance(state, MutableMapping) or not all(isinstance(name, str) for name in state):
-        seen, expected = (
-            f"{type(state).__module__}.{type(state).__qualname__}",
-            '{"model": model, "optimizer": optimizer}',
-        )
+        seen = f"{type(state).__module__}.{type(state).__qualname__}"
+        expected = '{"model": model, "optimizer": optimizer}'
         raise CheckpointError("the state is not a dict by names", seen=seen, expected=expected)
     for name, value in state.items():
         if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(_inner(value)).__mro__):
@@ -313,9 +302,7 @@ def targets(state: Mapping[str, Any], heads: Mapping[str, str], items: Items) ->
             like = {(name, "state", *path): each for path, each in leaves(_model_tree(model))}
             states = [(path, item) for path, item in wanted.items() if len(path) > 3 and item["size"] is not None]
             is_odd = any(_is_sharded(item) and not _fits(like.get(path[:3]), item) for path, item in states)
-            if is_odd or (
-                _is_fsdp1(model) and states
-            ):  # a state as it will be, by a step: all of it is overwritten next
+            if is_odd or (states and _is_fsdp1(model)):  # a state as it will be, by a step, which is overwritten next
                 torchs.get_optimizer_state_dict(model, value)
         live = {} if isinstance(value, per_rank) else dict(leaves(_tree(name, state), (name,)))
         if _is_model(value):
@@ -414,8 +401,11 @@ def hand_out(state: MutableMapping[str, Any], trees: Mapping[str, Any]) -> list[
 def _load(name: str, state: MutableMapping[str, Any], tree: Any) -> None:
     value = state[name]
     inner = _inner(value)
-    if _is_model(inner):
-        _load_model(inner, tree)
+    if _is_model(inner) and _is_fsdp1(inner):
+        torchs.set_model_state_dict(inner, tree)
+    elif _is_model(inner):
+        here = {key: tree.pop(name) for key, name in _names(inner).items() if name in tree}
+        inner.load_state_dict({**here, **tree})
     elif _is_optimizer(inner):
         _load_optimizer(name, state, tree)
     elif _has_state(inner):
@@ -453,25 +443,18 @@ def _contents(name: str, tree: Any, like: Mapping[str, Any]) -> dict[str, Any]:
             str(sorted(group["params"])): {**group, "params": (), "param_names": ()} for group in tree["param_groups"]
         }
         tree = {"state": tree["state"], "groups": dict(sorted(groups.items()))}
-    values = {flat(path): leaf for path, leaf in leaves(tree, (name,)) if "_extra_state" not in flat(path)}
+    values: dict[str, Any] = {
+        flat(path): leaf for path, leaf in leaves(tree, (name,)) if "_extra_state" not in flat(path)
+    }
     tensors = {key: leaf for key, leaf in values.items() if is_tensor(leaf)}
-    wanted = {key: like[key][0] for key in tensors if type(like.get(key)) is tuple}
+    kinds = {key: held[0] for key, held in like.items() if type(held) is tuple and held[0]}
     each_part = {
-        key: [part.to(*wanted[key]) if wanted.get(key) else part for _, part in parts(leaf)]
-        for key, leaf in tensors.items()
+        key: [part.to(*kinds.get(key, (part.dtype,))) for _, part in parts(leaf)] for key, leaf in tensors.items()
     }
     numbers = iter(marks([part for some in each_part.values() for part in some]))
-    kinds = {key: next(((part.device, part.dtype) for part in some), None) for key, some in each_part.items()}
-    contents = {key: (kinds[key], [next(numbers) for _ in some]) for key, some in each_part.items()}
-    return {key: contents.get(key, repr(leaf)) for key, leaf in values.items()}
-
-
-def _load_model(model: torch.nn.Module, tree: Any) -> None:
-    if _is_fsdp1(model):
-        torchs.set_model_state_dict(model, tree)
-    else:
-        here = {key: tree.pop(name) for key, name in _names(model).items() if name in tree}
-        model.load_state_dict({**here, **tree})
+    for key, some in each_part.items():
+        values[key] = next(((part.device, part.dtype) for part in some), None), [next(numbers) for _ in some]
+    return {key: held if key in tensors else repr(held) for key, held in values.items()}
 
 
 def _load_optimizer(name: str, state: Mapping[str, Any], tree: Any) -> None:
@@ -502,10 +485,15 @@ def _load_optimizer(name: str, state: Mapping[str, Any], tree: Any) -> None:
     if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:  # it casts to the parameters' types
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         for index, given in held.items():
-            optimizer.state[parameters[index]] = _mapped(_of_its_type, given, optimizer.state[parameters[index]])
+            optimizer.state[parameters[index]] = _of_its_types(given, optimizer.state[parameters[index]])
 
 
-def _of_its_type(given: Any, loaded: Any) -> Any:
+def _of_its_types(given: Any, loaded: Any) -> Any:
+    """What was loaded, with what was given in the place of each tensor that has another type since."""
+    if type(given) in (dict, OrderedDict):
+        return {key: _of_its_types(inner, loaded[key]) for key, inner in given.items()}
+    if type(given) in (list, tuple):
+        return type(given)(_of_its_types(*each) for each in zip(given, loaded, strict=True))
     return given.to(loaded.device) if isinstance(given, torch.Tensor) and given.dtype != loaded.dtype else loaded
 
 

@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,8 @@ from ..fs import atomic_write, ensure_dir, wait_for
 from ..fs.atomic import fsync_dir
 from ..fs.oserrors import Backoff, explain
 from ..fs.paths import refresh
-from ..store.errors import Retry, one_line
+from ..store.errors import one_line
+from ..store.patience import Retry
 
 crc32: Callable[..., int] = zlib.crc32
 with contextlib.suppress(ImportError):  # not on every machine
@@ -85,14 +86,26 @@ class Store:
 
     Args:
         url: a path or an address; credentials are as flytekit has them.
+
+    Raises:
+        CheckpointError: nothing that is installed here reaches it.
     """
 
     def __init__(self, url: str) -> None:
+        from flytekit.core.context_manager import FlyteContextManager
         from fsspec.core import strip_protocol
         from fsspec.implementations.local import LocalFileSystem
 
         self.url = url.rstrip("/") or url
-        self._fs = _filesystem(url)
+        try:
+            self._fs: Any = FlyteContextManager.current_context().file_access.get_filesystem_for_path(url)
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(
+                "nothing installed here reaches this store",
+                where={"store": url},
+                seen=str(error),
+                hint="install its fsspec package in the image (s3fs, gcsfs, adlfs)",
+            ) from error
         self._root = strip_protocol(self.url)
         self._on_disk = isinstance(self._fs, LocalFileSystem)
 
@@ -142,7 +155,7 @@ class Store:
         data: bytes | None = self._ask(f"get {name}", lambda: bytes(self._fs.cat_file(path)), path)
         return data
 
-    def read(self, save: str, sizes: Mapping[str, int], ranges: Iterable[Range]) -> Iterator[bytes]:
+    def read(self, save: str, sizes: Mapping[str, int], ranges: Sequence[Range]) -> Iterator[bytes]:
         """Parts of files that are known to be there; nothing else of them is read.
 
         Args:
@@ -253,29 +266,8 @@ def _unless_gone(_work: object, _path: str, error: tuple[Any, BaseException, Any
         raise error[1]
 
 
-def _batches(ranges: Iterable[Range]) -> Iterator[list[Range]]:
+def _batches(ranges: Sequence[Range]) -> list[list[Range]]:
     """What is asked of a store at once: it answers side by side, and all answers are in memory together."""
-    batch: list[Range] = []
-    size = 0
-    for each in ranges:
-        batch.append(each)
-        size += each[2]
-        if size >= _AT_ONCE_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _filesystem(url: str) -> Any:
-    from flytekit.core.context_manager import FlyteContextManager
-
-    try:
-        return FlyteContextManager.current_context().file_access.get_filesystem_for_path(url)
-    except (ImportError, ValueError) as error:
-        raise CheckpointError(
-            "nothing installed here reaches this store",
-            where={"store": url},
-            seen=str(error),
-            hint="install its fsspec package in the image (s3fs, gcsfs, adlfs)",
-        ) from error
+    ends = itertools.accumulate(length for *_, length in ranges)
+    batches = itertools.groupby(zip(ranges, ends, strict=True), lambda each: each[1] // _AT_ONCE_BYTES)
+    return [[each for each, _ in batch] for _, batch in batches]

@@ -34,7 +34,8 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, torch.Tensor) and not is_part(value):
         value = value.detach()  # a Parameter's
     elif isinstance(value, getattr(sys.modules.get("numpy"), "generic", ())):
-        value = value.item()  # type: ignore[union-attr]
+        # item() of numpy's times is a mere number, or none
+        value = value.item() if value.dtype.kind in "biufcUS" else value  # type: ignore[union-attr]
     kind = type(value)
     if kind in (type(None), bool, int, float, str):
         return value
@@ -42,7 +43,7 @@ def _plain(value: Any, name: str) -> Any:
         return _items(value, name)
     if kind not in _HELD:
         raise _refusal(value, name)
-    return {kind.__name__: _HELD[kind](value, name)}
+    return {kind.__name__: _HELD[kind][0](value, name)}
 
 
 def _items(value: Iterable[Any], name: str) -> list[Any]:
@@ -61,6 +62,10 @@ def _octets(value: Any, _name: str) -> str:
     return base64.b64encode(value).decode()
 
 
+def _text(value: Any, _name: str) -> str:
+    return str(value)
+
+
 def _tensor(value: torch.Tensor, name: str) -> list[Any]:
     """Of a sparse one its indices, values and size."""
     if value.layout == torch.sparse_coo:
@@ -70,18 +75,6 @@ def _tensor(value: torch.Tensor, name: str) -> list[Any]:
         raise _refusal(value, name)
     whole = value.cpu().resolve_conj().resolve_neg().contiguous()
     return [str(value.dtype), [*value.shape], _octets(whole.flatten().view(torch.uint8).numpy(), name)]
-
-
-_HELD: dict[Any, Callable[[Any, str], Any]] = {
-    **dict.fromkeys((tuple, torch.Size), _items),
-    **dict.fromkeys((set, frozenset), _unordered),
-    **dict.fromkeys((dict, OrderedDict, Counter), _pairs),
-    **dict.fromkeys((bytes, bytearray), _octets),
-    **dict.fromkeys((torch.dtype, torch.device), lambda value, _: str(value)),
-    complex: lambda value, _: [value.real, value.imag],
-    torch.Tensor: _tensor,
-}
-"""By type, what JSON has of one."""
 
 
 def _refusal(value: Any, name: str) -> CheckpointError:
@@ -102,33 +95,30 @@ def _value(plain: Any) -> Any:
     if not isinstance(plain, dict):
         return plain
     ((name, held),) = plain.items()
-    return _MAKE[name](held)
-
-
-def _values(held: list[Any]) -> Iterable[Any]:
-    return map(_value, held)
+    return _MAKE[name](_value(held))
 
 
 def _tensor_of(held: list[Any]) -> torch.Tensor:
-    if isinstance(held[0], dict):
-        return torch.sparse_coo_tensor(*_values(held), device="cpu", check_invariants=True).coalesce()
+    if isinstance(held[0], torch.Tensor):
+        return torch.sparse_coo_tensor(*held, device="cpu", check_invariants=True).coalesce()
     dtype, shape, data = dtype_of(held[0]), held[1], bytearray(base64.b64decode(held[2]))
     return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype, device="cpu")).view(shape)
 
 
-_MAKE: dict[str, Callable[[Any], Any]] = {
-    "tuple": lambda held: tuple(_values(held)),
-    "Size": torch.Size,
-    "set": lambda held: set(_values(held)),
-    "frozenset": lambda held: frozenset(_values(held)),
-    "dict": lambda held: dict(_values(held)),
-    "OrderedDict": lambda held: OrderedDict(_values(held)),
-    "Counter": lambda held: Counter(dict(_values(held))),
-    "bytes": base64.b64decode,
-    "bytearray": lambda held: bytearray(base64.b64decode(held)),
-    "dtype": dtype_of,
-    "device": torch.device,
-    "complex": lambda held: complex(*held),
-    "Tensor": _tensor_of,
+_HELD: dict[Any, tuple[Callable[[Any, str], Any], Callable[[Any], Any]]] = {
+    tuple: (_items, tuple),
+    torch.Size: (_items, torch.Size),
+    set: (_unordered, set),
+    frozenset: (_unordered, frozenset),
+    dict: (_pairs, dict),
+    OrderedDict: (_pairs, OrderedDict),
+    Counter: (_pairs, lambda held: Counter(dict(held))),
+    bytes: (_octets, base64.b64decode),
+    bytearray: (_octets, lambda held: bytearray(base64.b64decode(held))),
+    torch.dtype: (_text, dtype_of),
+    torch.device: (_text, torch.device),
+    complex: (lambda value, _: [value.real, value.imag], lambda held: complex(*held)),
+    torch.Tensor: (_tensor, _tensor_of),
 }
-"""The inverses, by the types' names."""
+"""By type, what JSON has of one, and what makes one of that again."""
+_MAKE = {kind.__name__: make for kind, (_, make) in _HELD.items()}

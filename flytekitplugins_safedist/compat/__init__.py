@@ -46,13 +46,10 @@ def gone(what: str, *, of: str) -> IncompatibleVersionError:
         seen = f"{of} {metadata.version(of)}"
     except metadata.PackageNotFoundError:
         seen = f"{of} of an unknown version"
-    return IncompatibleVersionError(
-        f"{of} no longer has something that safedist relies on",
-        where={"name": what},
-        seen=seen,
-        expected=f"{of} {', '.join(TESTED[of])} (tested)",
-        hint=f"install a version of {of} that was tested, or a newer safedist",
-    )
+    text = f"{of} no longer has something that safedist relies on"
+    tested = f"{of} {', '.join(TESTED[of])} (tested)"
+    hint = f"install a version of {of} that was tested, or a newer safedist"
+    return IncompatibleVersionError(text, where={"name": what}, seen=seen, expected=tested, hint=hint)
 
 
 def before_threads_end(action: Callable[[], object]) -> None:

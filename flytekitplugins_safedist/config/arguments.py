@@ -29,39 +29,30 @@ def _can_be_read(template: Any) -> bool:
     return (grace is None or isinstance(grace, int)) and all(map(is_text, texts))
 
 
+def _is_accelerator(value: Any) -> bool:
+    return value.to_flyte_idl().device is not None
+
+
+def _is_shared_memory(value: object) -> bool:
+    return isinstance(value, bool) or (isinstance(value, str) and bool(size_in_bytes(value)))
+
+
+def _are_labels(value: Any) -> bool:
+    return all(is_text(text) for pair in value.items() for text in pair)
+
+
 Template = Annotated[
     Any,
     instance("PodTemplate", "flytekit", "use PodTemplate(pod_spec=V1PodSpec(...))"),
     Must(_can_be_read, "cannot be read", "make it of kubernetes.client's classes", secret=True),
 ]
-Accelerator = Annotated[
-    Any,
-    Must(
-        lambda value: value.to_flyte_idl().device is not None,
-        "is not an accelerator",
-        "use one of flytekit.extras.accelerators",
-    ),
-]
-SharedMemory = Annotated[
-    bool | str,
-    Must(
-        lambda value: isinstance(value, bool) or (isinstance(value, str) and size_in_bytes(value)),
-        "is not True, False or a quantity",
-        "write e.g. '64Gi'",
-    ),
-]
+Accelerator = Annotated[Any, Must(_is_accelerator, "is not an accelerator", "use one of flytekit.extras.accelerators")]
+SharedMemory = Annotated[bool | str, Must(_is_shared_memory, "is not True, False or a quantity", "write e.g. '64Gi'")]
 Variables = Annotated[
     Mapping[str, str],
     Must(lambda value: isinstance(value, Mapping), "is not a mapping", 'use {"NAME": "value"}', secret=True),
 ]
-Labels = Annotated[
-    Mapping[str, str],
-    Must(
-        lambda value: all(is_text(text) for pair in value.items() for text in pair),
-        "are not names and values",
-        'use {"name": "value"}',
-    ),
-]
+Labels = Annotated[Mapping[str, str], Must(_are_labels, "are not names and values", 'use {"name": "value"}')]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import envvars
-from . import grace_period
 from .arguments import TaskArguments
 from .effective import LIMITS, gpus_of
 from .plan import Plan
@@ -81,7 +80,7 @@ def hints_of_template(plan: Plan, arguments: TaskArguments) -> Iterator[str]:
     spec = getattr(template, "pod_spec", None)
     if spec is None:
         return
-    grace, needed = spec.termination_grace_period_seconds, grace_period.needed(plan.timeouts)
+    grace, needed = spec.termination_grace_period_seconds, plan.grace_needed
     if grace is not None and grace < needed:
         yield (
             f"the pod template's terminationGracePeriodSeconds={grace} is less than the {needed} s that "

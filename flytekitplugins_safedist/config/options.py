@@ -54,8 +54,21 @@ def _at_least(least: int, what: str, repair: str) -> Must:
     return Must(lambda value: is_count(value, least=least), f"is not a number of {what}", repair)
 
 
+def _name_of(what: str, most: int, repair: str) -> Must:
+    form = re.compile(rf"[a-z0-9]([a-z0-9.-]{{0,{most - 2}}}[a-z0-9])?")
+    return Must(form.fullmatch, f"is not the name of a {what}", repair)
+
+
 def _is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def _can_be_waited(seconds: float) -> bool:
+    return seconds <= MOST_SECONDS
+
+
+def _is_directory(value: Any) -> bool:
+    return is_text(value) and PurePosixPath(value).is_absolute()
 
 
 def _is_part(value: object) -> bool:
@@ -83,24 +96,14 @@ def _is_prefix(prefix: str) -> bool:
 Seconds = Annotated[
     float,
     Must(_is_seconds, "is not a time to wait", "use seconds, more than 0"),
-    Must(
-        lambda value: value <= MOST_SECONDS,
-        "is longer than the kernel can wait at once",
-        f"use at most {MOST_SECONDS} s, about 24 days",
-    ),
+    Must(_can_be_waited, "is longer than the kernel can wait at once", f"use at most {MOST_SECONDS} s, about 24 days"),
 ]
 Nodes = Annotated[
     int | str,
     Must(parse_nodes, "is not a number of nodes", 'use 1, a number N of up to 999999, or a range such as "2:4"'),
 ]
-Directory = Annotated[
-    str,
-    Must(
-        lambda value: is_text(value) and PurePosixPath(value).is_absolute(),
-        "is not an absolute path",
-        "use a str, such as '/data', of a directory that exists in the task's pod",
-    ),
-]
+_A_DIRECTORY = "use a str, such as '/data', of a directory that exists in the task's pod"
+Directory = Annotated[str, Must(_is_directory, "is not an absolute path", _A_DIRECTORY)]
 Size = Annotated[int | str, Must(size_in_bytes, "is not a size", 'use bytes or a quantity such as "20Gi"')]
 Ranks = Annotated[
     tuple[int, ...], Must(_are_ranks, "is not a list of ranks", "use ranks such as (0,), or None for all")
@@ -113,22 +116,8 @@ CacheNames = Annotated[
     Must(lambda names: isinstance(names, (tuple, list, set, frozenset)), "is not a list of names", 'use ("triton",)'),
     Must(CACHE_NAMES.issuperset, "has a name that is unknown", "known are " + ", ".join(sorted(CACHE_NAMES))),
 ]
-Claim = Annotated[
-    str,
-    Must(
-        re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?").fullmatch,
-        "is not the name of a PersistentVolumeClaim",
-        "use small letters, digits, '-' and '.'",
-    ),
-]
-QueueName = Annotated[
-    str,
-    Must(
-        re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?").fullmatch,
-        "is not the name of a LocalQueue",
-        "use up to 63 small letters, digits, '-' and '.'",
-    ),
-]
+Claim = Annotated[str, _name_of("PersistentVolumeClaim", 253, "use small letters, digits, '-' and '.'")]
+QueueName = Annotated[str, _name_of("LocalQueue", 63, "use up to 63 small letters, digits, '-' and '.'")]
 
 
 @dataclass(frozen=True, kw_only=True)

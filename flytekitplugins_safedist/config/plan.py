@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import Problem
 from .arguments import TaskArguments
@@ -63,9 +62,7 @@ def plan(
         return None, problems
     resources = effective(*layers)
     gpus, _ = fewest_gpus(resources)
-    copied: dict[str, Any] = {
-        name: getattr(config, name) for name in Plan.__dataclass_fields__ if hasattr(config, name)
-    }
+    copied = {name: getattr(config, name) for name in Plan.__dataclass_fields__ if hasattr(config, name)}
     decided = {
         "config": config,
         "arguments": arguments,

@@ -6,6 +6,7 @@ One variable, ``SAFEDIST_JOB``, written and read here alone.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -13,28 +14,20 @@ from typing import Any
 
 from .. import envvars, stopping
 from ..errors import Problem, TopologyError
-from .options import (
-    Backend,
-    Hangs,
-    Logs,
-    Metrics,
-    Preflight,
-    Profile,
-    Scratch,
-    StartMethod,
-    Timeouts,
-    nodes_text,
-)
+from .options import Backend, Hangs, Logs, Metrics, Preflight, Profile, Scratch, StartMethod, Timeouts, nodes_text
 from .quantities import size_in_bytes
 from .typed import well_typed
 
 VERSION = 2
 """Of what the variable holds: a version of this package reads its own only."""
 
-_PARTS = {
-    **{"timeouts": Timeouts, "scratch": Scratch, "logs": Logs, "hangs": Hangs, "metrics": Metrics},
-    **{"preflight": Preflight, "profile": Profile},
-}
+END_SECONDS = 10.0
+"""From the ranks' end to this process's, after a signal: to leave the other nodes, and to remove scratch."""
+
+UPLOAD_SECONDS = 25.0
+"""For an upload that runs when the pod is told to stop, or begins then: outputs, or the one error."""
+
+_PARTS = {part.__name__.lower(): part for part in (Timeouts, Scratch, Logs, Hangs, Metrics, Preflight, Profile)}
 """Fields that are options of their own."""
 
 
@@ -85,6 +78,12 @@ class Registered:
         """Of the scratch of one node, in bytes; None: none of the user's."""
         return size_in_bytes(self.scratch.size_limit)
 
+    @property
+    def grace_needed(self) -> int:
+        """Whole seconds that a pod needs between SIGTERM and SIGKILL, from our own waits: ranks save their work and are
+        ended, and what there is to upload is uploaded."""
+        return math.ceil(self.timeouts.preemption + self.timeouts.stop + END_SECONDS + UPLOAD_SECONDS)
+
     def pinned(self) -> dict[str, str]:
         """What is pinned into the container."""
         told = {field.name: getattr(self, field.name) for field in fields(Registered)}
@@ -113,12 +112,10 @@ class Registered:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _unreadable(text, f"{type(error).__name__}: {error}") from error
         if version != VERSION:
-            raise TopologyError(
-                "this pod was registered by another version of flytekitplugins-safedist than its image has",
-                where={f"version in {envvars.JOB}": version},
-                expected=VERSION,
-                hint="register the task with the version that is in its image, or build the image with this one",
-            )
+            what = "this pod was registered by another version of flytekitplugins-safedist than its image has"
+            where = {f"version in {envvars.JOB}": version}
+            hint = "register the task with the version that is in its image, or build the image with this one"
+            raise TopologyError(what, where=where, expected=VERSION, hint=hint)
         if problems:
             raise _unreadable(text, "; ".join(map(str, problems)))
         return made

@@ -102,7 +102,7 @@ def _musts(kind: Any) -> tuple[Must, ...]:
     if not isinstance(cls, type):  # Any
         return ()
     if cls.__module__.startswith(_KFPYTORCH):
-        return (instance(cls.__name__, _KFPYTORCH, f"import {cls.__name__} from {_KFPYTORCH}"),)
+        return (_of_kfpytorch(cls.__name__),)
     names = [f"{field.name}=..." for field in dataclasses.fields(cls)[:3]] if dataclasses.is_dataclass(cls) else []
     own = Must(
         lambda value: isinstance(value, cls), f"is not a {cls.__name__}", f"use {cls.__name__}({', '.join(names)})"
@@ -130,11 +130,11 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and "\0" not in value and value == value.encode(errors="ignore").decode()
 
 
-def _of_kfpytorch(name: str) -> Any:
-    return Annotated[Any, instance(name, _KFPYTORCH, f"import {name} from {_KFPYTORCH}")]
+def _of_kfpytorch(name: str) -> Must:
+    return instance(name, _KFPYTORCH, f"import {name} from {_KFPYTORCH}")
 
 
-KFPYTORCH = SimpleNamespace(**{name: _of_kfpytorch(name) for name in ("RunPolicy", "Master", "Worker")})
+KFPYTORCH = SimpleNamespace(**{name: Annotated[Any, _of_kfpytorch(name)] for name in ("RunPolicy", "Master", "Worker")})
 """Types of fields that hold classes of Flyte's PyTorch plugin."""
 RESOURCES = (
     instance("Resources", "flytekit", 'use Resources(cpu="8", mem="32Gi")'),

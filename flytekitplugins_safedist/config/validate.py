@@ -7,19 +7,20 @@ Yields :class:`~flytekitplugins_safedist.errors.Problem` values; what these func
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from types import MemberDescriptorType
 from typing import Any
 
+from .. import envvars
 from ..errors import Problem
 from . import effective
 from .arguments import TaskArguments, containers_of
 from .effective import POD, Amounts, Layers
 from .options import DEFAULT_PORT, DEFAULT_REPLACEMENTS, SCRATCH_MOUNT, SHARED_MEMORY_MOUNT, SafeDistributed
 from .roles import NAMES, Role
-from .typed import MOST_COUNTED
-from .variables import problems_of_variables
+from .typed import MOST_COUNTED, is_text
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Where Kueue looks: on the job, and on the pod of a task that is one."""
@@ -52,7 +53,9 @@ def problems_of_job(
     yield from _scratch(config, arguments)
     yield from _roles(config, roles, low, high)
     yield from _run_policy(config.run_policy, high)
-    yield from _environment(arguments, high)
+    variables = {each.name: each.value for each in getattr(arguments.primary_container(), "env", None) or ()}
+    yield from problems_of_variables(arguments.environment or {}, "@task environment", high)
+    yield from problems_of_variables(variables, "pod_template env", high)
     yield from _template(arguments, high)
     label = (arguments.labels or {}).get(QUEUE_LABEL, config.queue)
     if config.queue is not None and label != config.queue:
@@ -142,13 +145,6 @@ def _run_policy(policy: Any, nodes: int) -> Iterator[Problem]:
             yield Problem(f"run_policy.{name}", value, reason, f"leave it out {keep}")
 
 
-def _environment(arguments: TaskArguments, nodes: int) -> Iterator[Problem]:
-    task: Mapping[Any, object] = arguments.environment or {}
-    template = {each.name: each.value for each in getattr(arguments.primary_container(), "env", None) or ()}
-    yield from problems_of_variables(task, "@task environment", nodes)
-    yield from problems_of_variables(template, "pod_template env", nodes)
-
-
 def _template(arguments: TaskArguments, nodes: int) -> Iterator[Problem]:
     template, primary = arguments.pod_template, arguments.primary_container()
     if template is None:
@@ -196,3 +192,51 @@ def has_slices(pods: Mapping[str, Amounts], accelerator: Any) -> bool:
     """Whether what pods get of GPUs are slices of them."""
     is_slice = accelerator is not None and bool(accelerator.to_flyte_idl().partition_size)
     return is_slice or any(name.startswith(effective.MIG) for amounts in pods.values() for _, name in amounts)
+
+
+# --- variables of a task's container: those that are not the user's to set, and what is none --------------------------
+_IDENTITY = envvars.IDENTITY | {
+    *(envvars.NNODES, envvars.JOBSET_NPROC_PER_NODE, envvars.JOB_COMPLETION_INDEX),
+    *("NODE_RANK", "GROUP_LOCAL_RANK"),
+}
+"""Those by which torch, Horovod and the operators tell a node or rank who it is."""
+_IDENTITY_PREFIXES = ("PET_", "OMPI_COMM_WORLD_", "JOBSET_", "HOROVOD_GLOO_RENDEZVOUS_")
+"""Families of such variables."""
+_OURS = {
+    envvars.JOB: ("is decided by the task config", "set what you want in the task config"),
+    envvars.GRACE: ("only says what the pod has", "set terminationGracePeriodSeconds in the pod template"),
+    **dict.fromkeys(
+        (envvars.MEETING, envvars.ROUND, envvars.EPHEMERAL_STORAGE, envvars.KUBERNETES_NODE),
+        ("is set by safedist for its own ranks and agents", "remove it"),
+    ),
+}
+_NAME = re.compile(r"[-.A-Za-z_][-.A-Za-z0-9_]*")  # Kubernetes takes more names than a shell does
+_ENDPOINT = re.compile(r"(?:[^\s:/]+|\[[0-9A-Fa-f:.%]+\]):(?!0+$)([0-9]{1,5})")
+
+
+def problems_of_variables(variables: Mapping[Any, object], where: str, nodes: int) -> Iterator[Problem]:
+    """What is wrong with each. Values may be secrets: they are never shown, only their type is.
+
+    Args:
+        variables: with their values; None: filled in by Kubernetes.
+        where: the argument that sets them, for the message.
+        nodes: of the job, at most; 0 where nobody can tell.
+    """
+    for name, value in variables.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            yield Problem(where, name, "is not a name of a variable", "use letters, digits and _")
+        elif value is not None and not is_text(value):
+            repair = "use a str without NUL and lone surrogates"
+            yield Problem(f"{where}[{name!r}]", type(value).__name__, "is not text", repair)
+        elif name in _OURS:
+            yield Problem(where, name, *_OURS[name])
+        elif name in _IDENTITY or name.startswith(_IDENTITY_PREFIXES):
+            to_move = f"@task(environment={{{envvars.ENDPOINT!r}: 'HOST:PORT'}})"
+            repair = f"remove it; to move the meeting point of the nodes: {to_move}"
+            yield Problem(where, name, "says who a node or rank is, which differs in each", repair)
+        elif name == envvars.ENDPOINT and nodes == 1:
+            yield Problem(where, name, "says where nodes meet, and one node meets none", "remove it")
+        elif name == envvars.ENDPOINT and value is not None:
+            match = _ENDPOINT.fullmatch(str(value))
+            if match is None or int(match[1]) > 65535:
+                yield Problem(where, name, "is not where nodes can meet", "write HOST:PORT")

@@ -113,7 +113,7 @@ class Coordinator:
         self._seats: dict[str, Seat] = {}
         self._places: dict[int, str] = {}  # of a job of a fixed size: which process has which
         self._ready: dict[str, None] = {}  # seats that could begin the next round
-        self._enough_since: float | None = None  # when the minimum of a range was ready
+        self._enough_since = float("inf")  # when the minimum of a range was ready
         self._outsiders: dict[str, str] = {}  # processes that take part in nothing any more, and why
         self._cannot: dict[str, None] = {}  # seats that can start no rank
         self._odd: dict[str, None] = {}  # seats of a range whose number of ranks is another than node 0's
@@ -121,7 +121,8 @@ class Coordinator:
         self._state = RoundState("forming", now)
         self._news, self._news_at, self._waits = "", now, False
         self._count = 0  # processes that ever had a place
-        self._course = Course(self.lead.leader)
+        self.course = Course(self.lead.leader)
+        """What all nodes were told last."""
         self._unaware: list[str] = []  # who has not been told that it is gone
         self._judged: tuple[int, Books, Verdict | None] = (0, self.books, None)
         self._past: Books | None = None  # the edition of which earlier rounds were judged last
@@ -153,7 +154,7 @@ class Coordinator:
         if seat is not None:
             seat.is_linked, seat.heard = False, now
             self._silence_due = min(self._silence_due, now + self.rules.grace)
-            self._update_readiness(seat, now)
+            self._update_readiness(seat)
         return self._answer(now)
 
     def on_tick(self, now: float) -> dict[str, Want]:
@@ -202,11 +203,6 @@ class Coordinator:
         return self._answer(now)
 
     @property
-    def course(self) -> Course:
-        """What all nodes were told last."""
-        return self._course
-
-    @property
     def is_retired(self) -> bool:
         """Another process leads, or this one leaves."""
         return self.me in self._outsiders
@@ -218,7 +214,7 @@ class Coordinator:
         if paused <= PAUSE_SECONDS:
             return
         self._state.since += paused
-        self._enough_since = None if self._enough_since is None else self._enough_since + paused
+        self._enough_since += paused
         for seat in self._seats.values():
             seat.heard += paused
         if paused > self.rules.grace:
@@ -262,7 +258,7 @@ class Coordinator:
         if status.cannot is not None and process not in self._cannot:
             self._cannot[process] = None
             self._troubles[status.name] = f"{status.cannot.name}: {status.cannot.text[:200]}"
-        self._update_readiness(seat, now)
+        self._update_readiness(seat)
         self._recognise(status)
         if process in self._state.ranks and status.round == self.books.round:
             self._on_member(status, self._state.ranks[process], now)
@@ -307,7 +303,7 @@ class Coordinator:
         self._state = RoundState("ending", now, unheard=set(others), unsettled=others, absent={0: lost})
         self._say("another process led this job, and is lost: its last round is over", now)
         for seat in self._seats.values():
-            self._update_readiness(seat, now)
+            self._update_readiness(seat)
             self._recognise(seat.status)
 
     def _note_lost_leader(self, round_: Round) -> None:
@@ -406,7 +402,6 @@ class Coordinator:
         seat = self._seats.pop(process, None)
         for each in (self._ready, self._cannot, self._odd):
             each.pop(process, None)
-        self._count_ready(now)
         state, status = self._state, seat.status if seat is not None else status
         if status is not None and status.node is not None and self._places.get(status.node) == process:
             del self._places[status.node]
@@ -436,7 +431,7 @@ class Coordinator:
         self._end_round(why, now)
 
     # --- who could begin ----------------------------------------------------------------------------------------------
-    def _update_readiness(self, seat: Seat, now: float) -> None:
+    def _update_readiness(self, seat: Seat) -> None:
         status = seat.status
         has_heard = seat.is_linked and status.round == self.books.round
         could = has_heard and status.phase == "idle" and status.cannot is None
@@ -448,13 +443,6 @@ class Coordinator:
             self._ready.setdefault(status.process)
         else:
             self._ready.pop(status.process, None)
-        self._count_ready(now)
-
-    def _count_ready(self, now: float) -> None:
-        if len(self._ready) < self.rules.min_nodes:
-            self._enough_since = None
-        elif self._enough_since is None:
-            self._enough_since = now
 
     def _are_enough(self, now: float) -> bool:
         """Whether a round begins with those who are ready; never without node 0, which has what ranks meet at."""
@@ -470,7 +458,7 @@ class Coordinator:
         # Where another leader may have been, others may still wait for it.
         knows_others = self.lead.is_first or self.books.round != NO_ROUND
         patience = rules.last_call + (0.0 if knows_others else rules.heartbeat + rules.grace)
-        return self._enough_since is not None and now - max(state.since, self._enough_since) >= patience
+        return now - max(state.since, self._enough_since) >= patience
 
     def _left_out(self) -> int:
         """How many nodes that are there take no part, for their machine or their number of ranks."""
@@ -479,8 +467,7 @@ class Coordinator:
         return sum(self._takes_no_part(seat.status) for seat in self._seats.values())
 
     def _takes_no_part(self, status: Status) -> bool:
-        is_left_out = bool(self.books.without) and status.ground in self.books.without
-        return is_left_out or status.process in self._odd
+        return status.ground in self.books.without or status.process in self._odd
 
     def _has_room(self) -> bool:
         """Whether a range stops for a node that joins: nobody has returned or leaves, and not again and again."""
@@ -505,6 +492,8 @@ class Coordinator:
     # --- what follows -------------------------------------------------------------------------------------------------
     def _advance(self, now: float) -> None:
         self._judge_again()
+        are_there = len(self._ready) >= self.rules.min_nodes
+        self._enough_since = min(self._enough_since, now) if are_there else float("inf")
         state = self._state
         if self.is_retired or self.is_decided or self.lead.in_doubt or self.verdict is not None:
             state.joining = None  # what is saved meanwhile is not the last that ranks have done when a node may join
@@ -680,7 +669,6 @@ class Coordinator:
             saves=RoundSaves(ranks),
         )
         self._ready.clear()
-        self._enough_since = None
         self._troubles.clear()
         if self._waits:  # else why the round before is over may not have been said yet
             self._say("", now)
@@ -729,8 +717,8 @@ class Coordinator:
         """The sender's want; everybody's, where what all are to know has changed."""
         self._advance(now)
         course, processes = self._new_course(), [sender] if sender else []
-        if course != self._course:
-            self._course, processes = course, [*self._seats, *self._outsiders]
+        if course != self.course:
+            self.course, processes = course, [*self._seats, *self._outsiders]
         processes += self._unaware
         self._unaware.clear()
         if not self.lead.term:  # nobody knows this leader yet, and it may not be one
@@ -760,8 +748,8 @@ class Coordinator:
 
     def _want(self, process: str) -> Want:
         if process in self._outsiders:
-            return Want(self._course, leave=self._outsiders[process])
-        return Want(self._course, self._state.ranks.get(process, -1))
+            return Want(self.course, leave=self._outsiders[process])
+        return Want(self.course, self._state.ranks.get(process, -1))
 
 
 _STOOD_STILL = "node 0 stood still"

@@ -17,6 +17,8 @@ class KeyValues:
     """Those of one round. For one asyncio loop."""
 
     def __init__(self) -> None:
+        self.answers: dict[str, dict[int, bytes]] = {}
+        """To each node's calls, for whoever answers them: b"" while one waits."""
         self._values: dict[str, bytes] = {}
         self._changes: dict[str, asyncio.Event] = {}
         self._closed = False

@@ -16,6 +16,7 @@ import resource
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -35,7 +36,7 @@ from ..store.errors import one_line
 from ..topology import Endpoint
 from . import wire
 from .coordinator import Coordinator, JudgeReports
-from .kv import OVER, Answered, KeyValues
+from .kv import OVER, KeyValues
 from .messages import HangNotice, Status, Want
 from .ports import BACKLOG, listener
 from .rules import Rules
@@ -99,7 +100,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     __slots__ = ("_late", "_rest", "_server", "_transport", "is_own", "limit", "process", "want")
 
-    def __init__(self, server: Server, *, is_own: bool) -> None:
+    def __init__(self, server: Server, *, is_own: bool = False) -> None:
         self._server, self.is_own = server, is_own
         self._rest = bytearray()
         self.limit = frames.HELLO_BYTES
@@ -108,7 +109,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
-        self._late = self._server.call_later(HELLO_SECONDS, self.drop)
+        self._server.open.add(self)
+        self._late = asyncio.get_running_loop().call_later(HELLO_SECONDS, self.drop)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The same for all connections: it is read at once, before the next one is."""
@@ -198,12 +200,12 @@ class Server:
         self._is_renewing, self._is_well = False, True
         self._beat = max(0.05, min(5.0, rules.heartbeat / BEATS))
         self._ways: dict[str, _Connection] = {}
-        self._open: set[_Connection] = set()
+        self.open: set[_Connection] = set()
+        """All connections, also of whom nobody knows yet."""
         self._keys, self._of_round = KeyValues(), ""
-        self._answers: dict[str, dict[int, bytes]] = {}  # of this round, to a node's calls: b"" while it waits
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pictures: dict[str, tuple[str, int, tuple[Snapshot, ...]]] = {}
-        self._clocks: dict[str, Ahead] = {}
+        self._pictures: dict[str, RankPicture] = {}
+        self._clocks: defaultdict[str, Ahead] = defaultdict(Ahead)
         self._notes: dict[str, Note] = {}
         self._beaten = 0.0
         self._strangers: set[str] = set()
@@ -235,7 +237,8 @@ class Server:
                 hint="another agent of this job may still be running in this pod; choose another port if not",
             ) from error
         # asyncio takes its backlog also for how often it tries to accept in a row, and logs each try that fails.
-        self._serve(self._loop.create_server(self._connection, sock=sock, backlog=_ACCEPTS))
+        starting = self._loop.create_server(partial(_Connection, self), sock=sock, backlog=_ACCEPTS)
+        self._servers.append(asyncio.run_coroutine_threadsafe(starting, self._loop).result())
         sock.listen(BACKLOG)
         found: int = sock.getsockname()[1]
         return found
@@ -248,7 +251,7 @@ class Server:
         """
         mine, theirs = socket.socketpair()
         theirs.setblocking(False)  # noqa: FBT003
-        way = self._loop.create_connection(lambda: self._connection(is_own=True), sock=theirs)
+        way = self._loop.create_connection(partial(_Connection, self, is_own=True), sock=theirs)
         asyncio.run_coroutine_threadsafe(way, self._loop).result()
         return mine
 
@@ -270,7 +273,7 @@ class Server:
         if not self._thread.is_alive():
             return
         if seconds:
-            self._soon(self._note_departure)
+            self._loop.call_soon_threadsafe(self._note_departure)
             self._others_gone.wait(seconds)
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
         self._thread.join(5.0)
@@ -278,22 +281,7 @@ class Server:
             self._loop.close()
         self._stores.shutdown(wait=False)
 
-    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the job is over here
-            self._loop.call_soon_threadsafe(call, *arguments)
-
     # --- on the loop --------------------------------------------------------------------------------------------------
-    def _serve(self, starting: Coroutine[Any, Any, asyncio.base_events.Server]) -> None:
-        self._servers.append(asyncio.run_coroutine_threadsafe(starting, self._loop).result())
-
-    def _connection(self, *, is_own: bool = False) -> _Connection:
-        connection = _Connection(self, is_own=is_own)
-        self._open.add(connection)
-        return connection
-
-    def call_later(self, seconds: float, call: Callable[[], object]) -> asyncio.TimerHandle:
-        return self._loop.call_later(seconds, call)
-
     async def _stop(self) -> None:
         until = time.monotonic() + _LAST_WORDS_SECONDS
         while self._process in self._ways and time.monotonic() < until:
@@ -301,7 +289,7 @@ class Server:
         for server in self._servers:
             server.close()
         tasks = [task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()]
-        for connection in self._open:
+        for connection in self.open:
             connection.close()
         for task in tasks:
             task.cancel()
@@ -349,7 +337,7 @@ class Server:
         if course.runs and str(course.round) != self._of_round:
             self._of_round = str(course.round)
             self._keys.close()
-            self._keys, self._answers = KeyValues(), {}
+            self._keys = KeyValues()
             self._pictures.clear()
 
     def _retire(self) -> None:
@@ -392,9 +380,9 @@ class Server:
         """Thousands of ranks take a second: the coordinator hears its nodes meanwhile."""
         round_, before = self._coordinator.course.round, self._coordinator.course.hang
         some = {
-            process: snapshots
-            for process, (name, number, snapshots) in self._pictures.items()
-            if (name, number) == (str(round_), look)
+            process: picture.snapshots
+            for process, picture in self._pictures.items()
+            if (picture.round, picture.look) == (str(round_), look)
         }
         there = [each for of_node in some.values() for each in of_node]
         gone = self._coordinator.gone
@@ -460,7 +448,7 @@ class Server:
 
     def lose(self, way: _Connection) -> None:
         """It is closed."""
-        self._open.discard(way)
+        self.open.discard(way)
         process = way.process
         if not process:
             return
@@ -494,13 +482,11 @@ class Server:
             self._take(process, status)
             return
         if kind == wire.BEAT:
-            self._clocks.setdefault(process, Ahead()).note(float(content))
+            self._clocks[process].note(float(content))
         elif kind == wire.NOTE:
-            self._clocks.setdefault(process, Ahead())
             self._notes[process] = Note.parse(content)
         elif kind == wire.PICTURE:
-            picture = RankPicture.parse(content)
-            self._pictures[process] = picture.round, picture.look, picture.snapshots
+            self._pictures[process] = RankPicture.parse(content)
         elif kind == wire.CALL:
             self._take_call(process, content)
         else:
@@ -519,7 +505,8 @@ class Server:
             number, oldest, round_ = int(call["id"]), int(call["oldest"]), str(call["round"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a call: {type(error).__name__}: {error}") from error
-        answers = self._answers.setdefault(process, {})
+        keys = self._keys
+        answers = keys.answers.setdefault(process, {})
         for each in [each for each in answers if each < oldest]:
             del answers[each]
         if round_ != self._of_round:
@@ -527,29 +514,20 @@ class Server:
         elif number not in answers:
             answers[number] = b""
             # Of this round: the next one may have begun, with keys of its own, before it is done.
-            work = partial(self._keys.answer, call, body)
-            self._begin(self._answer(process, number, answers, work, is_wait=call.get("op") == "wait"))
+            self._begin(self._answer(process, number, keys, call, body))
         elif answers[number]:
             self._ways[process].send(answers[number])
 
-    async def _answer(
-        self,
-        process: str,
-        number: int,
-        answers: dict[int, bytes],
-        work: Callable[[], Coroutine[Any, Any, Answered]],
-        *,
-        is_wait: bool,
-    ) -> None:
+    async def _answer(self, process: str, number: int, keys: KeyValues, call: dict[str, Any], body: bytes) -> None:
         try:
-            head, value = await work()
+            head, value = await keys.answer(call, body)
         except ValueError as error:
             head, value = {"refused": str(error)[:200]}, b""
         answer = self._send_answer(process, number, head, value)
-        if is_wait:  # it may be large, and may be asked again
-            answers.pop(number, None)
+        if call.get("op") == "wait":  # it may be large, and may be asked again
+            keys.answers[process].pop(number, None)
         else:
-            answers[number] = answer
+            keys.answers[process][number] = answer
 
     def _send_answer(self, process: str, number: int, head: dict[str, Any], value: bytes) -> bytes:
         answer = wire.frame(wire.ANSWER, frames.call({**head, "id": number}, value))
@@ -571,13 +549,9 @@ class Server:
 
 def _notice(hang: Hang, look: int, everybody: list[Snapshot]) -> HangNotice:
     """What all nodes hear of it: with a picture for a screen."""
-    main = [_with_main_thread(each) for each in everybody]
+    main = [replace(each, threads=each.threads[:1]) for each in everybody]
     shown = {**hang.__dict__, "picture": "\n".join(text(main).splitlines()[:_PICTURE_LINES])}
     return HangNotice(look, hang.key, hang.rank, json.dumps(shown, ensure_ascii=False), hang.seconds)
-
-
-def _with_main_thread(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, threads=snapshot.threads[:1])
 
 
 def allow_open_files(needed: int) -> None:

@@ -17,18 +17,10 @@ from mashumaro.mixins.dict import DataClassDictMixin
 from .. import frames
 from ..hangs.snapshot import Snapshot
 
-STATUS, WANT, BEAT, NOTE, PICTURE, EVIDENCE, REFUSAL, CALL, ANSWER = (
-    b"S",
-    b"W",
-    b"B",
-    b"N",
-    b"P",
-    b"E",
-    b"R",
-    b"C",
-    b"A",
-)
-"""Kinds: the first byte of a frame's content."""
+STATUS, NOTE, PICTURE, CALL = b"S", b"N", b"P", b"C"
+WANT, EVIDENCE, REFUSAL, ANSWER = b"W", b"E", b"R", b"A"
+BEAT = b"B"
+"""Kinds, of a node, of the leader, of both: the first byte of a frame's content."""
 
 
 def frame(kind: bytes, content: bytes = b"") -> bytes:

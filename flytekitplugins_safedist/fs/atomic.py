@@ -13,13 +13,16 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from ..errors import FsError
 from .oserrors import explain, retry_os_call
+
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""What link(2) says where there are no hard links, or not enough of them."""
 
 _BUFFER = 1 << 17  # larger writes go past it, without a copy
 
@@ -117,6 +120,22 @@ def aside(target: Path) -> Path:
     return target.parent / f".{stem}{tail}"
 
 
+def link_new(draft: Path, target: Path) -> bool:
+    """Give a file that is whole its name, where that is free; False where it is not. One try.
+
+    On a file system without hard links the last of two that come at once stays; it is whole there, too.
+    """
+    try:
+        os.link(draft, target)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        draft.replace(target)
+    return True
+
+
 def discard(place: Path) -> None:
     """Remove a file or a directory, as far as that can be done; read-only directories in it too."""
     with contextlib.suppress(OSError):
@@ -179,16 +198,7 @@ def _create(draft: Path, target: Path, permissions: int | None) -> int:
 
 def fsync_dir(path: Path) -> None:
     """Bring the names in a directory to stable storage. File systems that cannot (EINVAL) promise nothing there."""
-
-    doing = "bring the directory to stable storage"
-    handle = retry_os_call(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY), path, doing)
-    try:
-        os.fsync(handle)  # never again, as of a file
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise explain(error, path, doing) from error
-    finally:
-        os.close(handle)
+    _fsync(path, os.O_RDONLY | os.O_DIRECTORY, "directory", spared=(errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP))
 
 
 def fsync_tree(root: Path) -> None:
@@ -196,18 +206,24 @@ def fsync_tree(root: Path) -> None:
     mode = retry_os_call(root.lstat, root, "look at what is to be durable").st_mode
     if stat.S_ISREG(mode):
         readable = mode & stat.S_IRUSR or not mode & stat.S_IWUSR
-        flags = os.O_RDONLY if readable else os.O_WRONLY
-        handle = retry_os_call(lambda: os.open(root, flags), root, "open the file")
-        try:
-            with _explained(root, "bring the file to stable storage"):
-                os.fsync(handle)  # never again after EIO: the kernel has dropped the pages, and would lie (fsync(2))
-        finally:
-            os.close(handle)
+        _fsync(root, os.O_RDONLY if readable else os.O_WRONLY, "file")
     elif stat.S_ISDIR(mode):
         # os.walk would leave out, without a word, a directory that cannot be read.
         for name in retry_os_call(lambda: os.listdir(root), root, "list the directory"):  # noqa: PTH208
             fsync_tree(root / name)
         fsync_dir(root)
+
+
+def _fsync(path: Path, flags: int, kind: str, spared: Collection[int] = ()) -> None:
+    doing = f"bring the {kind} to stable storage"
+    handle = retry_os_call(lambda: os.open(path, flags), path, doing)
+    try:
+        os.fsync(handle)  # never again after EIO: the kernel has dropped the pages, and would lie (fsync(2))
+    except OSError as error:
+        if error.errno not in spared:
+            raise explain(error, path, doing) from error
+    finally:
+        os.close(handle)
 
 
 def _rename(source: Path, target: Path, status: os.stat_result) -> None:

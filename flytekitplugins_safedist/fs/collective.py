@@ -60,7 +60,7 @@ def barrier(name: str = "", *, timeout: float | None = None) -> None:
         verdict = met.compare_set(end, b"", json.dumps(said).encode())
     outcome = json.loads(verdict)
     if group.ends_with_rank_0:
-        _see_off(group, _key("read", turn, name), group.size - len(outcome.get("missing", ())))
+        see_off(group, _key("read", turn, name), group.size - len(outcome.get("missing", ())))
     if outcome:
         raise _gave_up(group, f"barrier/{name}/{turn}", outcome)
     if turn > 0 and group.rank == 0:  # whoever is here has left the turn before: nobody will ask for it again
@@ -74,13 +74,13 @@ def _key(what: str, number: int, name: str) -> str:
     return f"barrier/{what}/{number}/{name}"
 
 
-def _see_off(group: Group, key: str, came: int) -> None:
-    """Say that the verdict is read. Rank 0 waits until all say so: it may end next, and the store with it."""
+def see_off(group: Group, key: str, came: int) -> None:
+    """Say that an answer is read. Rank 0 waits until all who came say so: it may end next, and the store with it."""
     with contextlib.suppress(FsError):  # rank 0 has seen this rank's word, and is gone before its answer is here
         read = group.meeting.add(key, 1)
         deadline = time.monotonic() + _FAREWELL_SECONDS
         while group.rank == 0 and read < came and time.monotonic() < deadline:
-            time.sleep(0.005)
+            time.sleep(0.001)
             read = group.meeting.add(key, 0)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -16,16 +15,17 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from ..errors import DownloadError, FsError, FsTimeoutError, PathBlockedError
 from ..failures import Outlook, outlook
 from ..jitter import jittered
 from ..texts import encodable
-from .atomic import aside, atomic_write, discard, from_here, fsync_dir, fsync_tree, made_aside
+from .atomic import aside, atomic_write, discard, from_here, fsync_dir, fsync_tree, link_new, made_aside
 from .collective import WORK_SECONDS, heed, once, plain, tell
 from .identity import timeout_s
-from .oserrors import host, mount_of, retry_os_call
+from .oserrors import mount_of, retry_os_call
 from .paths import ensure_dir, is_link_to_nothing, refresh, wait_for
 from .store import Group, bounded, ranks
 
@@ -79,7 +79,7 @@ def download_once(
         ensure_dir(target.parent, timeout=left())
         if not _is_there(target, uri, sha256):
             _Fetch(uri, name, sha256, callback, deadline).to(target)
-        return [host(), "" if group is None else group.node, str(target)]
+        return [gethostname(), "" if group is None else group.node, str(target)]
 
     if group is None:
         by, *_ = work()
@@ -134,18 +134,6 @@ def _record(target: Path) -> Path:
     return target.parent / f".{name}.safedist-source"
 
 
-def _exists(target: Path) -> bool:
-    def look() -> bool:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            target.lstat()
-            return True
-        return False
-
-    if is_link_to_nothing(target):
-        raise _in_the_way(target, "a symbolic link to nothing", "a file, a directory, or nothing")
-    return retry_os_call(look, target, "see whether it is there")
-
-
 def _recorded(target: Path) -> dict[str, Any] | None:
     """Name and digest of the address of what is there; None where somebody else has put it there."""
     try:
@@ -162,9 +150,18 @@ def _is_there(target: Path, uri: str, sha256: str | None) -> bool:
     Raises:
         PathBlockedError: something else is.
     """
+
+    def look() -> bool:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            target.lstat()
+            return True
+        return False
+
     refresh(target)  # this client may remember that record or target is not there, and see the other
     _see_that_it_is_of(target, uri)
-    if not _exists(target):
+    if is_link_to_nothing(target):
+        raise _in_the_way(target, "a symbolic link to nothing", "a file, a directory, or nothing")
+    if not retry_os_call(look, target, "see whether it is there"):
         return False
     if sha256 is not None and (digest := _digest(target)) != sha256.lower():
         raise _in_the_way(target, f"sha256 {digest}", f"sha256 {sha256.lower()}")
@@ -181,7 +178,7 @@ def _see_that_it_is_of(target: Path, uri: str) -> None:
 def _in_the_way(target: Path, seen: str, expected: str) -> PathBlockedError:
     return PathBlockedError(
         "something else is where the download is to be",
-        where={"path": target, "host": host()},
+        where={"path": target, "host": gethostname()},
         seen=seen,
         expected=expected,
         hint=f"choose another destination for this source, or remove this one, with {_record(target).name} beside it",
@@ -194,20 +191,11 @@ def _claim(target: Path, uri: str) -> None:
     record = _record(target)
     draft = aside(record)
 
-    def link() -> None:
-        try:
-            record.hardlink_to(draft)
-        except FileExistsError:  # an earlier try's, whose reply was lost, too
-            refresh(record)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-                raise
-            draft.rename(record)  # no links there: the last decides
-
     with atomic_write(draft, "w", durable=False) as file:
         json.dump({"source": _name_of(uri), "address": _digest_of_address(uri)}, file)
     try:
-        retry_os_call(link, record, "record the source")
+        retry_os_call(lambda: link_new(draft, record), record, "record the source")
+        refresh(record)  # which may be another's, or an earlier try's, whose reply was lost
         _see_that_it_is_of(target, uri)
     finally:
         discard(draft)
@@ -337,7 +325,7 @@ class _Fetch:
             said = "see the source's own log: its address holds a secret" if secret else str(error)
             raise DownloadError(
                 "the download failed",
-                where={"source": self._name, "to": target, "host": host()},
+                where={"source": self._name, "to": target, "host": gethostname()},
                 seen=f"{type(error).__name__}: {said}",
                 hint="see whether the source exists and this task may read it",
             ) from (None if secret else error)
@@ -346,7 +334,7 @@ class _Fetch:
         """Fetch before the deadline, which not every store's client has."""
         late = FsTimeoutError(
             "the download was not done in time",
-            where={"source": self._name, "host": host()},
+            where={"source": self._name, "host": gethostname()},
             hint="give it a longer timeout=, or see whether the source answers",
         )
         for tried in range(1, _TRIES + 1):

@@ -22,13 +22,7 @@ DEFAULT_TIMEOUT_S = 300.0
 LONGEST_TIMEOUT_S = 1e6
 """Eleven days stand for ever (``math.inf``): sockets take no more than 24."""
 
-_TORCH = (
-    envvars.RANK,
-    envvars.WORLD_SIZE,
-    envvars.LOCAL_RANK,
-    envvars.LOCAL_WORLD_SIZE,
-    envvars.GROUP_RANK,
-)
+_TORCH = (envvars.RANK, envvars.WORLD_SIZE, envvars.LOCAL_RANK, envvars.LOCAL_WORLD_SIZE, envvars.GROUP_RANK)
 _HOROVOD = (
     envvars.HOROVOD_RANK,
     envvars.HOROVOD_SIZE,
@@ -97,16 +91,15 @@ def current_identity(env: Mapping[str, str] = os.environ) -> Identity:
             hint="start the ranks with one launcher, or unset the other's variables",
         )
     place = torch or horovod
-    attempt = _number(env, envvars.FLYTE_ATTEMPT) if env.get(envvars.FLYTE_ATTEMPT) else 0
+    attempt = _number(env, envvars.FLYTE_ATTEMPT)
     if place is None and env is os.environ and OF_RANK.value is not None:
         return OF_RANK.value
     if place is None:
         return Identity(0, 1, 0, 1, 0, 1, 0, attempt)
     # torchrun's first: one that a rank of ours has started counts its own.
-    rounds = next((name for name in (envvars.TORCHELASTIC_RESTART_COUNT, envvars.ROUND) if env.get(name)), None)
+    rounds = envvars.TORCHELASTIC_RESTART_COUNT if env.get(envvars.TORCHELASTIC_RESTART_COUNT) else envvars.ROUND
     rank, world_size, local_rank, local_world_size, node_rank, nnodes = place
-    number = _number(env, rounds) if rounds else 0
-    return Identity(rank, world_size, local_rank, local_world_size, node_rank, nnodes, number, attempt)
+    return Identity(rank, world_size, local_rank, local_world_size, node_rank, nnodes, _number(env, rounds), attempt)
 
 
 def _read(env: Mapping[str, str], names: tuple[str, ...], nodes: str, launcher: str) -> tuple[int, ...] | None:
@@ -134,8 +127,9 @@ def _read(env: Mapping[str, str], names: tuple[str, ...], nodes: str, launcher: 
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
+    """What a variable says; 0 of one that is not set."""
     try:
-        return int(env[name])
+        return int(env.get(name) or 0)
     except ValueError:
         raise FsIdentityError(
             f"{name} is not a number", where={"variable": name}, seen=env[name], expected="a whole number"

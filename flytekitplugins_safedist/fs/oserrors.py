@@ -6,11 +6,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from socket import gethostname
 from typing import TypeVar
 
 from .. import errors
@@ -60,30 +60,29 @@ def _unescape(field: str) -> str:
     return re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), field)
 
 
-def parse_mountinfo(text: str, path: str) -> Mount:
-    """The mount of the absolute ``path`` in the text of /proc/self/mountinfo (proc(5)). Pure."""
-    best = UNKNOWN
+def _mounts(text: str) -> Iterator[Mount]:
+    """All that the text of /proc/self/mountinfo (proc(5)) names."""
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
-        if len(fields) < 6 or len(kind) < 2:
-            continue
-        point = _unescape(fields[4])
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        # Of two mounts on one point the later line covers the earlier.
-        if inside and (best is UNKNOWN or len(point) >= len(best.point)):
-            options = ",".join(dict.fromkeys([*fields[5].split(","), *(kind[2].split(",") if len(kind) > 2 else [])]))
-            best = Mount(point=point, fstype=kind[0], source=_unescape(kind[1]), options=options)
-    return best
+        if len(fields) >= 6 and len(kind) >= 2:
+            options = dict.fromkeys(",".join([fields[5], *kind[2:3]]).split(","))
+            yield Mount(_unescape(fields[4]), kind[0], _unescape(kind[1]), ",".join(options))
+
+
+def parse_mountinfo(text: str, path: str) -> Mount:
+    """The mount of the absolute ``path`` in that text. Pure."""
+    inside = [each for each in _mounts(text) if f"{path}/".startswith(f"{each.point.rstrip('/')}/")]
+    # Of two mounts on one point the later line covers the earlier.
+    return max(reversed(inside), key=lambda each: len(each.point), default=UNKNOWN)
 
 
 def mount_points() -> set[str]:
     """Where something is mounted, as this process sees it; never raises."""
     try:
-        text = os.fsdecode(MOUNTS.read_bytes())
+        return {each.point for each in _mounts(os.fsdecode(MOUNTS.read_bytes()))}
     except OSError:
         return set()
-    return {_unescape(line.split(" ")[4]) for line in text.splitlines() if line.count(" ") > 4}
 
 
 def mount_of(path: str | os.PathLike[str]) -> Mount:
@@ -118,21 +117,6 @@ def entries(path: str | os.PathLike[str], most: int = 10) -> str:
     return f"{len(names)} entries: {listed}" + (", …" if len(names) > most else "")
 
 
-def host() -> str:
-    """This machine's name, for messages."""
-    return socket.gethostname()
-
-
-def describe(path: str | os.PathLike[str]) -> dict[str, object]:
-    """Everything a timeout message says about the place of ``path``."""
-    parent = nearest_dir(path)
-    return {
-        "host": host(),
-        "file_system": str(mount_of(parent)),
-        "nearest_parent": f"{parent}: {entries(parent)}",
-    }
-
-
 # --- errno ------------------------------------------------------------------------------------------------------------
 PATIENCE_S = 30.0
 """For what may take long to pass (:class:`..failures.Tries`)."""
@@ -149,7 +133,7 @@ def may_pass(error: OSError) -> bool:
 def explain(error: OSError, path: str | os.PathLike[str], doing: str) -> FsError:
     """The FsError that says what ``error`` means for ``path``, with host and file system."""
     known = of_errno(error.errno) or Errno(error.strerror or str(error), "see the file server's log")
-    where = {"path": os.fspath(path), "host": host(), "file_system": str(mount_of(path))}
+    where = {"path": os.fspath(path), "host": gethostname(), "file_system": str(mount_of(path))}
     seen = errno.errorcode.get(error.errno or 0, str(error))
     kind: type[FsError] = getattr(errors, known.error)
     return kind(f"cannot {doing}: {known.meaning}", where=where, seen=seen, hint=known.hint)

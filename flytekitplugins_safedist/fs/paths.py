@@ -15,12 +15,13 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from socket import gethostname
 from typing import Literal
 
 from ..errors import FsError, FsTimeoutError, PathBlockedError
 from ..jitter import jittered
 from .identity import known_identity, timeout_s
-from .oserrors import Backoff, describe, explain, may_pass, mount_of
+from .oserrors import Backoff, entries, explain, may_pass, mount_of, nearest_dir
 
 Kind = Literal["any", "file", "dir"]
 Content = bytes | Callable[[Path], bool] | None
@@ -173,7 +174,19 @@ def wait_for(
 def _missing(path: Path, kind: Kind, size: int | None, content: Content, expected: str) -> str:
     """What is not yet as expected, in words; empty if all is."""
     try:
-        return _look(path, kind, size, content)
+        # open, not stat: close-to-open file systems (NFS) promise fresh size and content only to who opens.
+        if kind == "file":
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+                found = os.fstat(file.fileno()).st_size
+                if size is not None and found != size:
+                    return f"{found} bytes"
+                if isinstance(content, bytes) and file.read(len(content) + 1) != content:
+                    return "other content"
+        elif kind == "dir" or content is not None:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_DIRECTORY if kind == "dir" else 0)))
+        else:
+            path.stat()  # a link is there when what it points to is
+        return "content that is not as expected yet" if callable(content) and not content(path) else ""
     except FsError:
         raise  # by the caller's own test of the content: some are OSErrors as well, and explained already
     except OSError as error:
@@ -183,31 +196,18 @@ def _missing(path: Path, kind: Kind, size: int | None, content: Content, expecte
         raise explain(error, path, f"look at what should be {expected}") from error
 
 
-def _look(path: Path, kind: Kind, size: int | None, content: Content) -> str:
-    # open, not stat: close-to-open file systems (NFS) promise fresh size and content only to who opens.
-    if kind == "file":
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            found = os.fstat(file.fileno()).st_size
-            if size is not None and found != size:
-                return f"{found} bytes"
-            if isinstance(content, bytes) and file.read(len(content) + 1) != content:
-                return "other content"
-    elif kind == "dir" or content is not None:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_DIRECTORY if kind == "dir" else 0)))
-    else:
-        path.stat()  # a link is there when what it points to is
-    return "content that is not as expected yet" if callable(content) and not content(path) else ""
-
-
 def waited_too_long(path: Path, waited: float, seen: str, *, made_by: str = "", expected: str = "") -> FsTimeoutError:
     """The error of a wait that ran out, with every fact one would ask for next."""
+    parent = nearest_dir(path)
     return FsTimeoutError(
         f"waited {waited:.1f} s for a path that did not come",
         where={
             "path": path,
             "rank": known_identity() or "unknown",
             "to_be_made_by": made_by or "unknown (pass made_by=)",
-            **describe(path),
+            "host": gethostname(),
+            "file_system": str(mount_of(parent)),
+            "nearest_parent": f"{parent}: {entries(parent)}",
         },
         seen=seen,
         expected=expected or None,

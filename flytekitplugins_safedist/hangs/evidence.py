@@ -20,7 +20,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -123,8 +124,8 @@ class Evidence:
 
 def _shown(ident: int, frame: FrameType, *, is_main: bool) -> str:
     """The stack of a thread, as faulthandler writes it; of the main one with the exception that it handles."""
-    frames = itertools.islice(_outward(frame), _MOST_FRAMES)
-    lines = [f'  File "{each.f_code.co_filename}", line {each.f_lineno} in {each.f_code.co_name}\n' for each in frames]
+    frames = itertools.islice(traceback.walk_stack(frame), _MOST_FRAMES)
+    lines = [f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}\n' for each, line in frames]
     return f"Thread 0x{ident:016x} (most recent call first):\n{_handled(ident) if is_main else ''}{''.join(lines)}"
 
 
@@ -137,12 +138,6 @@ def _handled(ident: int) -> str:
     arguments = BaseException.args.__get__(error)  # type: ignore[attr-defined]
     text = f": {arguments[0][:_MOST_HANDLED]}" if arguments and type(arguments[0]) is str else ""
     return f"{HANDLES}{' '.join(f'{type(error).__qualname__}{text}'.split())[:_MOST_HANDLED]}\n"
-
-
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def groups_file(socket: Path) -> Path:

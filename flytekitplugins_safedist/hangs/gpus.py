@@ -207,17 +207,13 @@ class GpuWatch:
         self._open = True
         threading.Thread(target=self._run, name="safedist-gpus", daemon=True).start()
 
-    def close(self) -> None:
-        """Look no more."""
-        with self._changed:
-            self._open = False
-            self._changed.notify_all()
-
     def __enter__(self) -> GpuWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
 
     def usage(self) -> tuple[GpuUse, ...]:
         """Each GPU at the latest look, at most :data:`LOOK_SECONDS` ago, by index; () where there are none."""

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -188,10 +189,8 @@ def running_below(root: Path) -> dict[Path, Places]:
 
 def by_ourselves(pid: int, number: int) -> None:
     """Send a signal from this process."""
-    try:
+    with suppress(ProcessLookupError):  # it has ended
         os.kill(pid, number)
-    except ProcessLookupError:
-        return  # it has ended
 
 
 def _looks(ranks: Places) -> dict[int, Process]:

@@ -52,33 +52,32 @@ def custom(plan: Plan) -> dict[str, Any] | None:
     """The backend plugin's message as a dict, or None for an ordinary pod."""
     if plan.max_nodes == 1:
         return None
-    job = pytorch_pb2.DistributedPyTorchTrainingTask(run_policy=_run_policy(plan))
-    for role in plan.roles:
-        replica = pytorch_pb2.DistributedPyTorchTrainingReplicaSpec(replicas=role.replicas, **_replica(role, plan))
-        getattr(job, f"{role.name}_replicas").CopyFrom(replica)
-    if plan.min_nodes != plan.max_nodes:
-        job.elastic_config.CopyFrom(
-            pytorch_pb2.ElasticConfig(
-                rdzv_backend="c10d",
-                min_replicas=plan.min_nodes,
-                max_replicas=plan.max_nodes,
-                nproc_per_node=plan.nproc_per_node,
-                max_restarts=plan.max_restarts,
-            )
-        )
+    elastic = pytorch_pb2.ElasticConfig(
+        rdzv_backend="c10d",
+        min_replicas=plan.min_nodes,
+        max_replicas=plan.max_nodes,
+        nproc_per_node=plan.nproc_per_node,
+        max_restarts=plan.max_restarts,
+    )
+    job = pytorch_pb2.DistributedPyTorchTrainingTask(
+        run_policy=_run_policy(plan),
+        elastic_config=None if plan.min_nodes == plan.max_nodes else elastic,
+        **{f"{role.name}_replicas": _replica(role, plan) for role in plan.roles},
+    )
     return dict(MessageToDict(job))
 
 
-def _replica(role: Role, plan: Plan) -> dict[str, Any]:
-    """Image, restart policy and resources of a role, as arguments of the replica message."""
-    policy = f"RESTART_POLICY_{role.restart_policy}"
-    replica: dict[str, Any] = {"restart_policy": common_pb2.RestartPolicy.Value(policy)}
-    if getattr(role.written, "image", None):
-        replica["image"] = role.written.image
+def _replica(role: Role, plan: Plan) -> Any:
+    """A role; without resources where it names none of its own."""
+    resources = None
     if countable(of_resources("", role.written)):
-        resources = convert_resources_to_resource_model(**as_flytekits(plan.resources[role.name]))
-        replica["resources"] = resources.to_flyte_idl()
-    return replica
+        resources = convert_resources_to_resource_model(**as_flytekits(plan.resources[role.name])).to_flyte_idl()
+    return pytorch_pb2.DistributedPyTorchTrainingReplicaSpec(
+        replicas=role.replicas,
+        image=getattr(role.written, "image", None),
+        restart_policy=common_pb2.RestartPolicy.Value(f"RESTART_POLICY_{role.restart_policy}"),
+        resources=resources,
+    )
 
 
 def _run_policy(plan: Plan) -> Any:

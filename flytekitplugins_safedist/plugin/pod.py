@@ -14,7 +14,6 @@ from flytekit.core.pod_template import PodTemplate
 from kubernetes import client as k8s
 
 from .. import envvars
-from ..config import grace_period
 from ..config.arguments import TaskArguments
 from ..config.effective import PARTS, by_part, over, with_one_count
 from ..config.options import DEFAULT_PORT, SCRATCH_MOUNT, Scratch
@@ -45,7 +44,7 @@ def merged_template(arguments: TaskArguments, plan: Plan) -> PodTemplate:
         # of a pod template (flytek8s, v1.16.8): there the text would be empty.
         primary.termination_message_policy = "FallbackToLogsOnError"
     if spec.termination_grace_period_seconds is None:
-        spec.termination_grace_period_seconds = grace_period.needed(plan.timeouts)
+        spec.termination_grace_period_seconds = plan.grace_needed
     # Nothing else tells a pod these.
     env = [_variable(envvars.KUBERNETES_NODE, field_ref=k8s.V1ObjectFieldSelector(field_path="spec.nodeName"))]
     env += [k8s.V1EnvVar(name=envvars.GRACE, value=str(spec.termination_grace_period_seconds))]
@@ -80,38 +79,17 @@ class Primary(k8s.V1Container):  # type: ignore[misc]  # kubernetes is untyped t
     - The command is ours, whatever it wraps around it.
     """
 
-    _resources: Any
-
-    @property
-    def args(self) -> Any:
-        """The task's command."""
-        return self._args
-
-    @args.setter
-    def args(self, args: Any) -> None:
-        self._args = command(args) if args else args
-
-    @property
-    def env(self) -> Any:
-        """Variables, each name once."""
-        return self._env
-
-    @env.setter
-    def env(self, env: Any) -> None:
-        self._env = list({variable.name: variable for variable in reversed(env or ())}.values())[::-1] or None
-
-    @property
-    def resources(self) -> Any:
-        """The template's, below the task's."""
-        return self._resources
-
-    @resources.setter
-    def resources(self, resources: Any) -> None:
-        own, template = (
-            k8s.ApiClient().sanitize_for_serialization(each) or {} for each in (resources, self._resources)
-        )
-        parts = by_part(with_one_count(over(_flat(own), _flat(template))))
-        self._resources = {name: value for name, value in {**template, **own, **parts}.items() if value} or None
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, of these three what is ours of it."""
+        if name == "args" and value:
+            value = command(value)
+        elif name == "env":
+            value = list({variable.name: variable for variable in reversed(value or ())}.values())[::-1] or None
+        elif name == "resources":
+            own, template = (k8s.ApiClient().sanitize_for_serialization(one) or {} for one in (value, self.resources))
+            parts = by_part(with_one_count(over(_flat(own), _flat(template))))
+            value = {part: each for part, each in {**template, **own, **parts}.items() if each} or None
+        super().__setattr__(name, value)
 
 
 def _flat(resources: Any) -> dict[tuple[str, str], Any]:

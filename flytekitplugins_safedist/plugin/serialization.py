@@ -22,8 +22,7 @@ from ..config.effective import of_resources
 from ..config.hints import hints
 from ..config.options import SafeDistributed
 from ..config.plan import Plan, plan
-from ..config.validate import problems_of_function
-from ..config.variables import problems_of_variables
+from ..config.validate import problems_of_function, problems_of_variables
 from ..errors import ConfigError, Problem
 from .jobspec import custom
 
@@ -105,8 +104,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
         """The backend plugin's message."""
-        message = custom(self._registered_plan(settings))
-        return super().get_custom(settings) if message is None else message
+        return custom(self._registered_plan(settings))
 
     def get_extended_resources(self, settings: SerializationSettings) -> Any:
         """Accelerator and shared memory: the task's own, or as much as its config asks for."""

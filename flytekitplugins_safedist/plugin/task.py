@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -26,10 +27,11 @@ from .. import lastwords
 from ..agent import run
 from ..agent.ending import Undecided
 from ..agent.prepare import TaskCall
-from ..agent.verdict import Kind, Origin, Verdict
+from ..agent.verdict import Verdict
 from ..compat import flytekit as flytekit_inside
 from ..config.options import SafeDistributed, SafeHorovod, SafeTorch
 from ..errors import ConfigError, Problem, RankFailedError, SafedistError, TopologyError
+from ..failures import Payer
 from ..rank import literals, task
 from ..record import run_page
 from . import overrides
@@ -37,26 +39,16 @@ from .jobspec import registered_as
 from .serialization import SerializesToKubeflow, plan_task
 from .users_error import as_users
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
 
 
 class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  # type: ignore[misc]
     """A rank raised ``FlyteRecoverableException`` or a subclass: Flyte retries the task."""
 
-    seconds: float | None = None
-
-    @classmethod
-    def of(cls, error: SafedistError, *, time_ns: int) -> RecoverableRankFailedError:
-        """The same facts, in the class that flytekit knows as recoverable."""
-        recoverable = cls(error.what, where=error.where, seen=error.seen, expected=error.expected, hint=error.hint)
-        recoverable.code = error.error_code
-        recoverable.seconds = time_ns / 1e9
-        return recoverable
-
-    @property
-    def timestamp(self) -> float | None:
-        """When it happened, in seconds: where flytekit aggregates errors, the earliest is the root cause."""
-        return self.seconds
+    timestamp: float | None = None
+    """When it happened, in seconds: where flytekit aggregates errors, the earliest is the root cause."""
 
 
 _OURS = f"{__name__.partition('.')[0]}."
@@ -107,7 +99,8 @@ class SafeTask(SerializesToKubeflow):
             The outputs as they came: as a ``LiteralMap``, or as Python values.
         """
         task.is_called()
-        state = FlyteContextManager.current_context().execution_state
+        ctx = FlyteContextManager.current_context()
+        state = ctx.execution_state
         if state is not None and state.mode == ExecutionState.Mode.TASK_EXECUTION:
             raise TopologyError(
                 "this task is run by another command than its own",
@@ -117,19 +110,12 @@ class SafeTask(SerializesToKubeflow):
             )
         with warnings.catch_warnings():
             flytekit_inside.no_warning_is_an_error()
-            return self._execute(kwargs)
+            if not all(isinstance(value, RankInput) for value in kwargs.values()):
+                inputs = TypeEngine.dict_to_literal_map(ctx, kwargs, self.python_interface.inputs)
+                return self._to_native(ctx, self._run(ctx, inputs))
+            return self._run(ctx, LiteralMap({name: value.literal for name, value in kwargs.items()}))
 
-    def _execute(self, kwargs: dict[str, Any]) -> Any:
-        ctx = FlyteContextManager.current_context()
-        if all(isinstance(value, RankInput) for value in kwargs.values()):
-            result = self._run(LiteralMap({name: value.literal for name, value in kwargs.items()}))
-            self._take_decks(ctx, result.decks)
-            return result.outputs
-        result = self._run(self._to_literals(ctx, kwargs))
-        self._take_decks(ctx, result.decks)
-        return self._to_native(ctx, result.outputs)
-
-    def _run(self, inputs: LiteralMap) -> run.Done:
+    def _run(self, ctx: FlyteContext, inputs: LiteralMap) -> Any:
         source = task.source_of(self, sys.modules)
         path = task.search_path(self.task_function.__module__, sys.modules, sys.path)
         environment = dict(os.environ)
@@ -139,16 +125,16 @@ class SafeTask(SerializesToKubeflow):
         except (KeyboardInterrupt, SystemExit) as interrupt:  # flytekit's handler makes exit(1) of SIGINT
             if isinstance(interrupt, Undecided):
                 raise
-            run.say(run.INTERRUPTED)
+            logger.info(run.INTERRUPTED)
             raise _ended_by_ctrl_c() from None
         except SafedistError as error:
             lastwords.keep(error)
             raise
-        if isinstance(result, run.Done):
-            return result
-        if isinstance(result, run.Elsewhere):
+        if result is None:
             raise IgnoreOutputs("node 0 has uploaded the result of this job")
-        self._take_decks(FlyteContextManager.current_context(), result.decks)
+        self._take_decks(ctx, result.decks)
+        if isinstance(result, run.Done):
+            return result.outputs
         if run.is_ctrl_c(result.error):
             raise _ended_by_ctrl_c()
         failed = raised_by(result)
@@ -157,17 +143,11 @@ class SafeTask(SerializesToKubeflow):
             failed.args = (str(failed),)
         raise failed if result.raised is None else as_users(failed, result.raised)
 
-    def _to_literals(self, ctx: FlyteContext, values: dict[str, Any]) -> LiteralMap:
-        return TypeEngine.dict_to_literal_map(ctx, values, self.python_interface.inputs)
-
     def _to_native(self, ctx: FlyteContext, outputs: LiteralMap) -> Any:
         types = self.python_interface.outputs
         values = TypeEngine.literal_map_to_kwargs(ctx, outputs, types)
-        if not types:
-            return None
-        if len(types) == 1:
-            return next(iter(values.values()))
-        return tuple(values[name] for name in types)
+        returned = tuple(values[name] for name in types)
+        return returned if len(returned) > 1 else next(iter(returned), None)
 
     def _take_decks(self, ctx: FlyteContext, decks: Sequence[dict[str, str]]) -> None:
         if not self.enable_deck:
@@ -182,9 +162,14 @@ class SafeTask(SerializesToKubeflow):
 
 def raised_by(verdict: Verdict) -> SafedistError:
     """The exception of a job that has failed, in the class that flytekit knows."""
-    if verdict.kind is Kind.RECOVERABLE and verdict.origin is Origin.USER:
-        return RecoverableRankFailedError.of(verdict.error, time_ns=verdict.time_ns)
-    return verdict.error
+    error = verdict.error
+    if verdict.payer is not Payer.RETRIES:
+        return error
+    recoverable = RecoverableRankFailedError(
+        error.what, where=error.where, seen=error.seen, expected=error.expected, hint=error.hint
+    )
+    recoverable.code, recoverable.timestamp = error.error_code, verdict.time_ns / 1e9
+    return recoverable
 
 
 def _ended_by_ctrl_c() -> BaseException:

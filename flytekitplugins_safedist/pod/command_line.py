@@ -74,6 +74,10 @@ def _absolute(path: str) -> Path:
         ) from error
 
 
+FUNCTIONS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map_execute_task_cmd"}
+"""flytekit's commands for a task, and the click command of each in flytekit.bin.entrypoint."""
+
+
 def program_of(command: Sequence[str]) -> str:
     """The program that a command runs, without its directory."""
     return os.path.basename(command[0])  # noqa: PTH119
@@ -81,7 +85,7 @@ def program_of(command: Sequence[str]) -> str:
 
 def is_flytekits(command: Sequence[str]) -> bool:
     """Whether the command is one of flytekit's for a task, which runs in this process."""
-    return program_of(command) in ("pyflyte-execute", "pyflyte-map-execute")
+    return program_of(command) in FUNCTIONS
 
 
 def resolver_of(command: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:

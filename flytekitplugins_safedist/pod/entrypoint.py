@@ -119,30 +119,28 @@ def _run(arguments: list[str], launched: Launched | LaunchError | None) -> int:
         invocation = parse(arguments)
         stopping.reckon_with(grace_pinned(os.environ))
         scratch.have_temporary_files(own)
-        if is_flytekits(invocation.command):
+        is_a_task = is_flytekits(invocation.command)
+        if is_a_task:
             life.begin(os.environ)
         registered = trouble = None
         try:
             registered = Registered.from_env(os.environ)
-            _tell(server, registered if is_flytekits(invocation.command) else None)
+            _tell(server, registered if is_a_task else None)
             if registered is not None:
                 stopping.leave_within(registered.timeouts.exit)
             if invocation.distribution is not None:
                 _bring_code(invocation.distribution, invocation.dest, registered, own)
         except SafedistError as error:
-            if stopping.stop_requested():  # what unwinding looked like to somebody
+            if stopping.stop_requested() or not is_a_task:  # what unwinding looked like to somebody; or its end
                 raise
             trouble = error
-            if is_flytekits(invocation.command):
-                logger.error(f"{type(error).__name__}: {error}")
+            logger.error(f"{type(error).__name__}: {error}")
         command = command_line(invocation)
-        if is_flytekits(command):
-            from .task_command import execute_and_leave  # and fsspec, for which nobody waits before
+        if not is_a_task:
+            return other_command.run(command)
+        from .task_command import execute_and_leave  # and fsspec, for which nobody waits before
 
-            return execute_and_leave(command, registered, server, trouble)
-        if trouble is not None:
-            raise trouble
-        return other_command.run(command)
+        return execute_and_leave(command, registered, server, trouble)
 
 
 def _tell(server: RankServer | None, registered: Registered | None) -> None:
@@ -182,7 +180,7 @@ def _bring_code(distribution: str, asked: Path, registered: Registered | None, o
     make_importable(dest, asked)
 
 
-_LIMITS: dict[str, tuple[str, type]] = {
+_OPTIONS: dict[str, tuple[str, type]] = {
     "max_bytes": (envvars.CODE_MAX_BYTES, int),
     "max_files": (envvars.CODE_MAX_FILES, int),
     "max_ratio": (envvars.CODE_MAX_RATIO, float),
@@ -196,11 +194,11 @@ def options_from(environment: Mapping[str, str], registered: Registered | None =
     Raises:
         ConfigError: values that are not positive numbers, all of them.
     """
-    from .staging import Limits, Options
+    from .staging import Options
 
     values: dict[str, Any] = {} if registered is None else {"deadline": registered.timeouts.code}
     problems = []
-    for field, (name, kind) in _LIMITS.items():
+    for field, (name, kind) in _OPTIONS.items():
         if name not in environment:
             continue
         values[field] = 0
@@ -210,8 +208,7 @@ def options_from(environment: Mapping[str, str], registered: Registered | None =
             problems.append(Problem(name, environment[name], "is not a positive number", "set one, or unset it"))
     if problems:
         raise ConfigError(problems)
-    own = {name: values.pop(name) for name in ("deadline",) if name in values}
-    return Options(limits=Limits(**values), **own)
+    return Options(**values)
 
 
 def make_importable(dest: Path, of_image: Path) -> None:

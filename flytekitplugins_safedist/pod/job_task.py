@@ -7,20 +7,22 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from flytekit import FlyteContext
 from flytekit.core.utils import timeit
 from flytekit.deck import Deck, DeckField
 from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.models.interface import TypedInterface
+from flytekit.models.literals import LiteralMap
 
 from .. import lastwords, stopping
 from ..agent import run
 from ..agent.prepare import TaskCall
-from ..agent.verdict import Origin, Verdict, of_error
+from ..agent.verdict import Verdict, of_error
 from ..config.registered import Registered
 from ..errors import SafedistError
+from ..failures import Payer
 from ..plugin.task import raised_by
 from ..rank import literals
 from ..rank.order import TaskSource
@@ -29,9 +31,6 @@ from ..record import run_page
 from ..store.errors import one_line
 from .verdict import Decided
 
-if TYPE_CHECKING:
-    from flytekit.models.literals import LiteralMap
-
 logger = logging.getLogger(__name__)
 
 
@@ -39,13 +38,13 @@ class JobTask:
     """Has of a flytekit task what its ``_dispatch_execute`` asks for.
 
     Args:
-        ctx: flytekit's, of this execution.
         source: where ranks get the task from.
         registered: the job.
         server: that imports libraries already.
+        ctx: flytekit's, of this execution.
     """
 
-    def __init__(self, ctx: FlyteContext, source: TaskSource, registered: Registered, server: RankServer) -> None:
+    def __init__(self, source: TaskSource, registered: Registered, server: RankServer, ctx: FlyteContext) -> None:
         self.name = str(ctx.user_space_params.task_id.name) or ".".join([*source.imports[:1], source.name])
         self.disable_deck = registered.decks is None
         self.interface = TypedInterface({}, {})
@@ -80,13 +79,13 @@ class JobTask:
             raise
         if isinstance(result, run.Done):
             return result
-        if isinstance(result, run.Elsewhere):
+        if result is None:
             stopping.decided(0)
             # flytekit takes its IgnoreOutputs for an error and logs it as one; this ends the process as well, with
             # nothing uploaded, and without a word.
             raise SystemExit(0)
         self._take_decks(ctx, result.decks)
-        if result.origin is Origin.SYSTEM:
+        if result.payer is Payer.FLYTE:
             if not self.disable_deck:  # this leaves flytekit before it writes the page
                 _upload_decks(ctx)
             _leave_for_retry(result)
@@ -111,5 +110,6 @@ def _upload_decks(ctx: FlyteContext) -> None:
 
 def _leave_for_retry(verdict: Verdict, cause: BaseException | None = None) -> NoReturn:
     """The platform's doing: uploaded as such, so that another attempt costs none of the task's retries."""
-    run.say(f"infrastructure failure, uploaded as {verdict.code} for Flyte to try again by itself: {verdict.error}")
+    code, error = verdict.error.error_code, verdict.error
+    logger.info(f"infrastructure failure, uploaded as {code} for Flyte to try again by itself: {error}")
     raise Decided(verdict) from cause

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from .. import envvars
@@ -67,10 +67,9 @@ def place_for_code(asked: Path, own: ExitStack) -> Path:
 
 
 def _private(parent: Path, own: ExitStack) -> Path:
-    from .staging import Private
-    from .staging.disk import disk_failed
+    from .staging.place import Private, disk_failed
 
     try:
-        return own.enter_context(Private(parent)).path
+        return own.enter_context(closing(Private(parent))).path
     except OSError as error:
         raise disk_failed(error, parent, "make a directory for this start") from error

@@ -10,33 +10,29 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flytekit.core.data_persistence import FileAccessProvider
 
 from .. import envvars, lastwords, stopping, topology
+from ..agent import arrival, ending, life
+from ..agent.policy import DECIDED
 from ..compat import flytekit as flytekit_inside
 from ..config.registered import Registered
 from ..errors import JobInterruptedError, RankFailedError, SafedistError, StorageError, TopologyError
 from ..failures import decisive
+from ..rank.order import TaskSource
 from ..rank.task import source_by
+from ..rank_server.client import RankServer
 from ..store.errors import one_line
 from ..store.patience import Patience, Request, in_thread
 from ..store.transfers import LONGEST_SECONDS, patience_of
 from ..texts import encodable, public
 from . import verdict
-from .command_line import program_of, resolver_of, without_users_resolver
-
-if TYPE_CHECKING:
-    from flytekit.core.data_persistence import FileAccessProvider
-
-    from ..config.registered import Registered
-    from ..rank.order import TaskSource
-    from ..rank_server.client import RankServer
-    from .verdict import Verdicts
+from .command_line import FUNCTIONS, program_of, resolver_of, without_users_resolver
+from .verdict import Verdicts
 
 logger = logging.getLogger(__name__)
-
-_FUNCTIONS = {"pyflyte-execute": "execute_task_cmd", "pyflyte-map-execute": "map_execute_task_cmd"}
-"""The click commands of flytekit.bin.entrypoint."""
 
 
 def execute_and_leave(
@@ -53,8 +49,6 @@ def execute_and_leave(
     Returns:
         The exit code.
     """
-    from ..agent import ending, life
-
     uploaded = False
     try:
         code = _execute(command, registered, server, trouble)
@@ -80,8 +74,8 @@ def _execute(
             "%s is not followed: a pod whose verdict is uploaded exits 0, and only then is it read",
             envvars.FLYTE_FAIL_ON_ERROR,
         )
-    sys.argv, function = list(command), _FUNCTIONS[program_of(command)]
-    verdicts = verdict.Verdicts(LONGEST_SECONDS if registered is None else patience_of(registered.timeouts.upload))
+    sys.argv, function = list(command), FUNCTIONS[program_of(command)]
+    verdicts = Verdicts(LONGEST_SECONDS if registered is None else patience_of(registered.timeouts.upload))
     job, given, resolver = None, command, resolver_of(command)
     if registered is not None and server is not None and resolver is not None:
         source = source_by(*resolver, mapped=function == "map_execute_task_cmd")
@@ -123,17 +117,14 @@ def cause_first(formatted: Callable[[Exception], str]) -> Callable[[Exception], 
 
 
 def _job_task(source: TaskSource, registered: Registered, server: RankServer, ctx: Any) -> Any:
-    """What flytekit runs for a task that is a job."""
+    """What flytekit runs for a task that is a job. Imported when the task is loaded: what that raises is uploaded."""
     from .job_task import JobTask
 
-    return JobTask(ctx, source, registered, server)
+    return JobTask(source, registered, server, ctx)
 
 
 def _around(
-    dispatch: Callable[..., None],
-    verdicts: Verdicts,
-    trouble: SafedistError | None,
-    job: Callable[[Any], Any] | None,
+    dispatch: Callable[..., None], verdicts: Verdicts, trouble: SafedistError | None, job: Callable[[Any], Any] | None
 ) -> Callable[..., None]:
     """flytekit's ``_dispatch_execute``; SIGTERM ends the process at once while a task is loaded, and unwinds the task
     itself. Where something else than the task has ended the attempt, that is what is uploaded.
@@ -199,21 +190,16 @@ def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError |
         SystemExit: there is nothing to do, or another node has uploaded it (code 0); or nobody has, and this pod is to
             be started again.
     """
-    from ..agent import arrival, ending
-    from ..agent.policy import DECIDED
-
-    said: list[str] = []
 
     def is_over() -> bool:
         return verdict.is_there(str(verdicts.prefix), ctx.file_access)
 
-    if verdicts.is_shared and ending.is_decided(is_over, said.append):
+    is_decided = ending.is_decided(is_over) if verdicts.is_shared else False
+    if is_decided:
         logger.info(DECIDED)
         stopping.decided(0)
         raise SystemExit(0)
-    for line in said:
-        logger.info(line)
-    if said and trouble is not None and _is_node_0():
+    if is_decided is None and trouble is not None and _is_node_0():
         # It would upload this for all. In a store that is away another start finds the code when it can upload, too.
         lastwords.keep(trouble, "this pod is to be started again: ")
         raise SystemExit(stopping.EXIT_UNDECIDED)

@@ -15,24 +15,24 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flyteidl.core import errors_pb2, execution_pb2, literals_pb2
+from flytekit.core.constants import ERROR_FILE_NAME, FUTURES_FILE_NAME, OUTPUT_FILE_NAME
+from flytekit.core.data_persistence import FileAccessProvider
+from fsspec.callbacks import Callback
 
 from .. import lastwords, stopping
-from ..agent.verdict import Kind, Origin, Verdict
+from ..agent.verdict import Verdict
 from ..compat import flytekit as flytekit_inside
 from ..errors import SafedistError
-from ..failures import Outlook, outlook
+from ..failures import Outlook, Payer, outlook
 from ..rank import task_context
 from ..store.errors import one_line
 from ..store.patience import Patience, Request, in_thread
 from ..store.put_new import NoConditionError, path_of, put_new
-from ..store.transfers import LONGEST_SECONDS, Transfers
+from ..store.transfers import Transfers
 from ..texts import encodable
-
-if TYPE_CHECKING:
-    from flyteidl.core.errors_pb2 import ErrorDocument
-    from flytekit.core.data_persistence import FileAccessProvider
-    from fsspec.callbacks import Callback
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Decided(SystemExit):
     """
 
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(stopping.EXIT_FAILED if verdict.kind is Kind.NON_RECOVERABLE else stopping.EXIT_UNDECIDED)
+        super().__init__(stopping.EXIT_FAILED if verdict.payer is Payer.NOBODY else stopping.EXIT_UNDECIDED)
         self.verdict = verdict
 
 
@@ -88,8 +88,7 @@ def room_kept(beside: str) -> Iterator[None]:
 
 def on(error: SafedistError) -> Verdict:
     """The verdict on what ends an attempt outside its task: the platform's, or one that every start would meet."""
-    kind, origin = (Kind.RECOVERABLE, Origin.SYSTEM) if error.is_platforms else (Kind.NON_RECOVERABLE, Origin.USER)
-    return Verdict(kind, origin, error.error_code, error, time.time_ns())
+    return Verdict(Payer.FLYTE if error.is_platforms else Payer.NOBODY, error, time.time_ns())
 
 
 def end_with(verdict: Verdict, access: FileAccessProvider, prefix: str) -> int:
@@ -101,8 +100,6 @@ def end_with(verdict: Verdict, access: FileAccessProvider, prefix: str) -> int:
         access: the way to the store, of :meth:`Verdicts.access`, which tries again where that may help.
         prefix: the directory of the attempt's outputs.
     """
-    from flytekit.core.constants import ERROR_FILE_NAME
-
     stopping.finish()
     lastwords.keep(str(verdict.error))
     text = document(verdict, flytekit_inside.worker_name()).SerializeToString()
@@ -118,21 +115,19 @@ def end_with(verdict: Verdict, access: FileAccessProvider, prefix: str) -> int:
     return 0
 
 
-def document(verdict: Verdict, worker: str = "") -> ErrorDocument:
-    """As Flyte reads it. Pure.
+def document(verdict: Verdict, worker: str = "") -> errors_pb2.ErrorDocument:
+    """As Flyte reads it (v1.16, flytepropeller's ``executor.go``, ``isEligibleForRetry``). Pure.
 
     Args:
         verdict: what to say.
         worker: the name of this pod, where the backend gave it one.
     """
-    from flyteidl.core import errors_pb2, execution_pb2
-
     kinds, origins = errors_pb2.ContainerError, execution_pb2.ExecutionError
     error = errors_pb2.ContainerError(
-        code=encodable(verdict.code),
+        code=encodable(verdict.error.error_code),
         message=encodable(str(verdict.error)),
-        kind=kinds.RECOVERABLE if verdict.kind is Kind.RECOVERABLE else kinds.NON_RECOVERABLE,
-        origin=origins.SYSTEM if verdict.origin is Origin.SYSTEM else origins.USER,
+        kind=kinds.NON_RECOVERABLE if verdict.payer is Payer.NOBODY else kinds.RECOVERABLE,
+        origin=origins.SYSTEM if verdict.payer is Payer.FLYTE else origins.USER,
         worker=worker,
     )
     error.timestamp.FromNanoseconds(verdict.time_ns)
@@ -150,10 +145,8 @@ class Verdicts(Transfers):
         is_shared: whether other pods of the job may upload one, too.
     """
 
-    def __init__(self, seconds: float = LONGEST_SECONDS) -> None:
-        super().__init__(seconds)
-        self.prefix: str | None = None
-        self.is_shared = False
+    prefix: str | None = None
+    is_shared = False
 
     async def upload(
         self, access: FileAccessProvider, path: str, to: str, once: Callable[[str, Callback], Awaitable[Any]]
@@ -166,8 +159,6 @@ class Verdicts(Transfers):
             to: where.
             once: uploads a path there as flytekit does.
         """
-        from flytekit.core.constants import ERROR_FILE_NAME, FUTURES_FILE_NAME, OUTPUT_FILE_NAME
-
         if to != self.prefix:
             return await super().upload(access, path, to, once)
         if self.is_shared and await self._is_decided(access, to):
@@ -175,8 +166,8 @@ class Verdicts(Transfers):
         order = (OUTPUT_FILE_NAME, FUTURES_FILE_NAME, ERROR_FILE_NAME)
         for file in sorted(Path(path).iterdir(), key=lambda file: file.name in order):
             address = f"{to.rstrip('/')}/{file.name}"
-            if file.name == OUTPUT_FILE_NAME:
-                _warn_of_its_size(file, address)
+            if file.name == OUTPUT_FILE_NAME and file.stat().st_size > USUAL_LIMIT:
+                logger.warning(warning_of(file.read_bytes(), address))
             # Of outputs an object store does not arbitrate: there are servers that refuse what they are not asked for
             # every day. On a file system a copy is there before it has its content.
             arbitrates = file.name == ERROR_FILE_NAME or (file.name in order and path_of(address) is not None)
@@ -229,12 +220,6 @@ def is_there(prefix: str, access: FileAccessProvider) -> bool:
     return Request(patience, lambda _: in_thread(lambda: task_context.uploaded_to(prefix, access))).result()
 
 
-def _warn_of_its_size(file: Path, address: str) -> None:
-    size = file.stat().st_size
-    if size > USUAL_LIMIT:
-        logger.warning(warning_of(file.read_bytes(), address))
-
-
 def warning_of(outputs: bytes, address: str) -> str:
     """What to say of outputs that Flyte may refuse. Pure.
 
@@ -242,8 +227,6 @@ def warning_of(outputs: bytes, address: str) -> str:
         outputs: the file.
         address: where it goes.
     """
-    from flyteidl.core import literals_pb2
-
     literals = literals_pb2.LiteralMap.FromString(outputs).literals
     sizes = sorted(((literal.ByteSize(), name) for name, literal in literals.items()), reverse=True)
     names = ", ".join(f"{name} {size:,}" for size, name in sizes[:5])

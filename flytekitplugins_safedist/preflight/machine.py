@@ -117,10 +117,8 @@ def check_shared_memory(path: Path = Path("/dev/shm")) -> Iterator[Finding]:  # 
     except OSError as error:
         yield Finding("shared memory", "broken", f"{path}: {error.strerror}", remedy)
         return
-    size, facts = (
-        f"{usage.total // _MIB} MiB, {usage.free // _MIB} MiB free",
-        {"total": usage.total, "free": usage.free},
-    )
+    size = f"{usage.total // _MIB} MiB, {usage.free // _MIB} MiB free"
+    facts = {"total": usage.total, "free": usage.free}
     if usage.total > _RUNTIME_DEFAULT_SHM:
         yield Finding("shared memory", "ok", size, "", facts)
     else:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import NotInTaskError
 from ..fs.identity import Identity
 from ..handoff import Slot
 from ..record.writer import RECORDER
-
-if TYPE_CHECKING:
-    from .shared_page import RankPage
+from .shared_page import RankPage
 
 _RANK: Slot[RankContext] = Slot()
 """Who this process is, and"""
@@ -140,12 +137,10 @@ def current_rank() -> RankContext:
     return rank
 
 
-@contextmanager
-def running_script() -> Iterator[None]:
+def running_script() -> AbstractContextManager[None]:
     """Inside, a script is run. Where this process is a rank, an end of it with status 0 is the script's success."""
     shared = _PAGE.value
-    with shared.running_script() if shared is not None else nullcontext():
-        yield
+    return shared.running_script() if shared is not None else nullcontext()
 
 
 def at_end(finish: Callable[[], object]) -> None:

@@ -15,6 +15,7 @@ import gc
 import importlib
 import multiprocessing.process
 import multiprocessing.util
+import operator
 import os
 import random
 import shutil
@@ -22,7 +23,6 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import Any
@@ -53,10 +53,6 @@ def _dynamos_cache(module: ModuleType) -> None:
         module.DynamoCache.path_prefix = os.path.join(module.cache_dir(), "dynamo")  # noqa: PTH118  (as torch has it)
 
 
-def _numbas_cache(module: ModuleType) -> None:
-    module.reload_config()
-
-
 KEPT: dict[str, Callable[[ModuleType], object]] = {
     # Code that torch has compiled and keeps, since 2.9: in the rank's own TORCHINDUCTOR_CACHE_DIR.
     "torch._dynamo.package": _dynamos_cache,
@@ -65,7 +61,7 @@ KEPT: dict[str, Callable[[ModuleType], object]] = {
     "lightning.fabric.utilities.rank_zero": _rank,
     "lightning_fabric.utilities.rank_zero": _rank,
     # All that it reads.
-    "numba.core.config": _numbas_cache,
+    "numba.core.config": operator.methodcaller("reload_config"),
 }
 """Modules that keep what they read as they are imported, each with what evaluates that again in this process. Only what
 a test needs stands here: every other module makes ranks fresh interpreters."""
@@ -258,14 +254,6 @@ _READ_BELOW_PYTHON = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "TO
 _READ_LATER = ("TORCH_NCCL_", *_EACH_RANKS_OWN)
 
 
-@dataclass
-class Read:
-    """One variable, as it was when a module has read it."""
-
-    value: str | None
-    reader: str
-
-
 class Reads:
     """What was read while libraries were imported.
 
@@ -275,7 +263,8 @@ class Reads:
 
     def __init__(self) -> None:
         self.draws = Draws()
-        self._read: dict[str, Read] = {}
+        self._read: dict[str, tuple[str | None, str]] = {}
+        """Of a variable: its value as it was read first, and by which module."""
         self._families: dict[str, tuple[str, dict[str, str]]] = {}
         """Of a module that goes through all variables: those that begin with its package's name, and its own name."""
         self._walks: set[tuple[Any, int]] = set()
@@ -304,7 +293,7 @@ class Reads:
             if reader not in KEPT and (frame.f_code, frame.f_lineno) not in self._walks:
                 value = os.environ._data.get(encoded)  # type: ignore[attr-defined]
                 text = None if value is None else os.fsdecode(value)
-                self._read.setdefault(os.fsdecode(encoded), Read(text, reader))
+                self._read.setdefault(os.fsdecode(encoded), (text, reader))
             return encoded
 
         return encodekey
@@ -323,7 +312,7 @@ class Reads:
     def sets(self, name: str, value: str | None) -> None:
         """A library has set a variable itself."""
         if name in self._read:
-            self._read[name].value = value
+            self._read[name] = value, self._read[name][1]
 
     def difference(self, before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
         """What a library would have found otherwise, had it been imported by this rank; None where nothing differs.
@@ -333,9 +322,9 @@ class Reads:
             before: the rank's variables as it began.
             now: the same, with what its module has set as it was imported.
         """
-        for name, read in self._read.items():
-            if name not in _EACH_RANKS_OWN and now.get(name) != read.value:
-                return f"{name} has another value here than {read.reader} found as it was imported for all ranks"
+        for name, (value, reader) in self._read.items():
+            if name not in _EACH_RANKS_OWN and now.get(name) != value:
+                return f"{name} has another value here than {reader} found as it was imported for all ranks"
         for prefix, (reader, family) in self._families.items():
             own = _family(now, prefix)
             if own != family:

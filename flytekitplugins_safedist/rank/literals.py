@@ -14,19 +14,23 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flyteidl.core import interface_pb2, literals_pb2
+from flytekit import FlyteContext, FlyteContextManager
+from flytekit.core.context_manager import ExecutionState
+from flytekit.core.type_engine import TypeEngine
+from flytekit.deck.deck import TimeLineDeck
+from flytekit.models.interface import VariableMap
+from flytekit.models.literals import Literal, LiteralCollection, LiteralMap, Scalar, Union
+from flytekit.models.types import Error
 
 from ..compat import flytekit as flytekit_inside
 from ..errors import PayloadError
+from ..store.transfers import Transfers
 from ..texts import named
 from .places import RankFiles
 from .task import task_of
-
-if TYPE_CHECKING:
-    from flytekit import FlyteContext
-    from flytekit.models.literals import Literal, LiteralMap
-
-    from ..store.transfers import Transfers
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +61,7 @@ def write_literals(literals: LiteralMap, path: Path) -> None:
 
 def read_literals(path: Path) -> LiteralMap:
     """Read what :func:`write_literals` wrote."""
-    from flyteidl.core import literals_pb2
-    from flytekit.models.literals import LiteralMap
-
-    message = literals_pb2.LiteralMap()
-    message.ParseFromString(path.read_bytes())
-    return mended(LiteralMap.from_flyte_idl(message))
+    return mended(LiteralMap.from_flyte_idl(literals_pb2.LiteralMap.FromString(path.read_bytes())))
 
 
 def mended(literals: LiteralMap) -> LiteralMap:
@@ -73,15 +72,10 @@ def mended(literals: LiteralMap) -> LiteralMap:
     A protobuf map comes in an order that differs by process: ranks that loop over a dict would meet in a collective
     with different keys.
     """
-    from flytekit.models.literals import LiteralMap
-
     return LiteralMap({name: _mended(literal) for name, literal in sorted(literals.literals.items())})
 
 
 def _mended(literal: Literal) -> Literal:
-    from flytekit.models.literals import Literal, LiteralCollection, Scalar, Union
-    from flytekit.models.types import Error
-
     scalar, collection = literal.scalar, literal.collection
     if collection is not None:
         collection = LiteralCollection([_mended(each) for each in collection.literals])
@@ -102,8 +96,6 @@ def _mended(literal: Literal) -> Literal:
 def native_inputs(path: Path, entity: Any, ctx: FlyteContext) -> dict[str, Any]:
     """The task's inputs as Python values of their declared types; of a mapped task those of this pod's element. Dicts
     come in one order of keys in all ranks."""
-    from flytekit.core.type_engine import TypeEngine
-
     sent = read_literals(path)
     with flytekit_inside.one_order_of_keys(_mended):
         if task_of(entity) is not entity:
@@ -120,9 +112,6 @@ def write_outputs(entity: Any, inputs: dict[str, Any], returned: Any, files: Ran
         StorageError: the store stayed away, whatever it was that wrote to it.
         PayloadError: a file is not there.
     """
-    from flytekit import FlyteContextManager
-    from flytekit.core.context_manager import ExecutionState
-
     ctx, task = FlyteContextManager.current_context(), task_of(entity)
     # As in a pod, also when run locally: flytekit then copies files to the raw output prefix instead of pointing into
     # this rank's scratch, which is about to go, and does not write the decks' page, which the agent does.
@@ -164,32 +153,21 @@ def keep_room(files: RankFiles) -> None:
 
 def write_nothing(files: RankFiles) -> None:
     """Leave the outputs of a task that has none, before its function runs: it may not come back."""
-    from flytekit.models.literals import LiteralMap
-
     _write_types({}, files.types)
     write_literals(LiteralMap({}), files.result)
 
 
 def _write_types(outputs: Mapping[str, Any], path: Path) -> None:
-    from flyteidl.core import interface_pb2
-
-    variables = {name: variable.to_flyte_idl() for name, variable in outputs.items()}
-    path.write_bytes(interface_pb2.VariableMap(variables=variables).SerializeToString())
+    path.write_bytes(VariableMap(outputs).to_flyte_idl().SerializeToString())
 
 
 def read_types(path: Path) -> dict[str, Any]:
     """The variables that the task declares as its outputs, by name."""
-    from flyteidl.core import interface_pb2
-    from flytekit.models.interface import Variable
-
-    message = interface_pb2.VariableMap.FromString(path.read_bytes())
-    return {name: Variable.from_flyte_idl(variable) for name, variable in message.variables.items()}
+    return dict(VariableMap.from_flyte_idl(interface_pb2.VariableMap.FromString(path.read_bytes())).variables)
 
 
 def leave_decks(ctx: FlyteContext, path: Path) -> None:
     """Leave what this rank's decks say, for the agent, whose the timeline is."""
-    from flytekit.deck.deck import TimeLineDeck
-
     told = [
         {"name": deck.name, "html": deck.html}
         for deck in ctx.user_space_params.decks
@@ -221,8 +199,17 @@ def read_decks(path: Path) -> list[dict[str, str]]:
 def _not_there(returned: object, said: str) -> PayloadError | None:
     """Why files of *returned* could not be uploaded, where flytekit has *said* so of one that is not there."""
     for path in _paths(returned):
-        if path in said and not os.path.exists(path):  # noqa: PTH110  (no Path of what may hold a NUL or be too long)
-            return _is_not_there(path)
+        if path not in said or os.path.exists(path):  # noqa: PTH110  (no Path of what may hold a NUL or be too long)
+            continue
+        owner = _OF_A_RANK.search(os.path.realpath(path))  # TMPDIR is a link
+        whose = f": it is in the scratch of rank {owner[2]}, round {owner[1]}" if owner is not None else ""
+        return PayloadError(
+            f"rank 0 returns a path that is not there{whose}",
+            where={"path": path},
+            expected="a file or directory that rank 0 has written, or that all nodes see",
+            hint="rank 0's return value is the task's, and each rank's scratch is its own, on its node's disk: have "
+            "rank 0 write what it returns, or write to storage that all nodes share and return that path",
+        )
     return None
 
 
@@ -236,15 +223,3 @@ def _paths(value: Any) -> Iterator[str]:
             yield from _paths(each)
     elif isinstance(value, (str, PurePath)) and PurePath(value).is_absolute():
         yield str(value)
-
-
-def _is_not_there(path: str) -> PayloadError:
-    owner = _OF_A_RANK.search(os.path.realpath(path))  # TMPDIR is a link
-    whose = f": it is in the scratch of rank {owner[2]}, round {owner[1]}" if owner is not None else ""
-    return PayloadError(
-        f"rank 0 returns a path that is not there{whose}",
-        where={"path": path},
-        expected="a file or directory that rank 0 has written, or that all nodes see",
-        hint="rank 0's return value is the task's, and each rank's scratch is its own, on its node's disk: have rank 0 "
-        "write what it returns, or write to storage that all nodes share and return that path",
-    )

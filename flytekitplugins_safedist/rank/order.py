@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from mashumaro.config import BaseConfig
 from mashumaro.mixins.dict import DataClassDictMixin
 
 from .context import RankContext
 from .places import RankFiles
-from .task_context import FlyteSnapshot
-
-R = TypeVar("R", bound="Record")
 
 
 class Record(DataClassDictMixin):
-    """A dataclass as one line of JSON."""
+    """A dataclass as JSON's values."""
 
     class Config(BaseConfig):
         """Agent and ranks have one version of this package: what one of them does not know is damage."""
 
         forbid_extra_keys = True
-
-    def to_json(self) -> str:
-        """In ASCII, whatever bytes a name or a variable is made of."""
-        return json.dumps(self.to_dict())
-
-    @classmethod
-    def from_json(cls: type[R], text: str) -> R:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-            ValueError: the text is no whole record of this kind.
-        """
-        try:
-            return cls.from_dict(json.loads(text))
-        except Exception as error:  # mashumaro's and json's, which have no class in common
-            raise ValueError(f"not a {cls.__name__}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -107,6 +86,36 @@ class TaskSource(Record):
     def shown(self) -> str:
         """What is imported, for messages."""
         return self.module or self.run_as or (self.script and Path(self.script).name) or next(iter(self.imports), "")
+
+
+@dataclass(frozen=True)
+class FlyteSnapshot:
+    """Flyte's side of a running task; every field is text, a switch or None.
+
+    Attributes:
+        mode: name of ``ExecutionState.Mode``.
+        raw_output_prefix: where offloaded data (files, data frames) go.
+        output_metadata_prefix: where ``outputs.pb`` goes.
+        execution_id: project, domain and name of the workflow execution.
+        task_id: project, domain, name and version of the task.
+        execution_date: ISO 8601.
+        checkpoint_dest, checkpoint_src: of the task's checkpoint, None where there is none.
+        enable_deck: whether decks are made.
+        serialization: ``SerializationSettings.serialized_context``, for tasks that register or launch others.
+        metadata: what flytekit hands to object stores about the execution.
+    """
+
+    mode: str
+    raw_output_prefix: str
+    output_metadata_prefix: str | None
+    execution_id: tuple[str, str, str]
+    task_id: tuple[str, str, str, str]
+    execution_date: str
+    checkpoint_dest: str | None
+    checkpoint_src: str | None
+    enable_deck: bool
+    serialization: str | None
+    metadata: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -120,13 +120,8 @@ class RankOutcome(Record):
     @classmethod
     def of(cls, at: RankContext, pid: int, status: Status, time_ns: int, **facts: Any) -> RankOutcome:
         """The outcome of a rank of this node."""
-        place: dict[str, Any] = {
-            "rank": at.rank,
-            "local_rank": at.local_rank,
-            "node_rank": at.node_rank,
-            "round": at.round,
-        }
-        return cls(**place, host=socket.gethostname(), pid=pid, status=status, time_ns=time_ns, **facts)
+        place = (at.rank, at.local_rank, at.node_rank, at.round, socket.gethostname())
+        return cls(*place, pid=pid, status=status, time_ns=time_ns, **facts)
 
     @property
     def failed(self) -> bool:
@@ -144,13 +139,11 @@ class RankOutcome(Record):
             of_another=raised is not None and raised.of_another,
             signal=-code if self.status is Status.KILLED else 0,
             exit_code=self.exit_code,
-            is_killed=self.status is Status.KILLED,
             out_of_memory=self.out_of_memory,
             timed_out=self.timed_out,
             others=bool(self.others),
             of_disk=raised is not None and bool(raised.errnos),
             gpu_code="" if self.gpu is None else self.gpu.code,
-            gpu_is_hardware=self.gpu is not None and self.gpu.is_hardware,
         )
 
     def shortened(self, limit: int) -> RankOutcome:
@@ -183,6 +176,18 @@ class RankOutcome(Record):
     def to_json(self) -> str:
         """The record as one line of JSON, in as few bytes as its texts allow: there is a limit."""
         return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> RankOutcome:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: the text is no whole record of this kind.
+        """
+        try:
+            return cls.from_dict(json.loads(text))
+        except Exception as error:  # mashumaro's and json's, which have no class in common
+            raise ValueError(f"not a {cls.__name__}: {type(error).__name__}: {error}") from error
 
 
 def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:

@@ -22,7 +22,7 @@ all the same, through another to the job's directory, in /tmp.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ..config.caches import CACHES
@@ -60,35 +60,27 @@ class JobScratch:
     Attributes:
         path: of the directory.
         short: the same, or a link to it where paths below it are too long for sockets.
+        orders: in it: the task's inputs, and what ranks hand back to the agent.
+        node: what all ranks share, in every round.
+        inputs: what ranks have downloaded of the task's inputs (:mod:`.shared_inputs`).
+        logs: one file per round and rank.
     """
 
     path: Path
     short: Path
+    orders: Path = field(init=False)
+    node: Path = field(init=False)
+    inputs: Path = field(init=False)
+    logs: Path = field(init=False)
 
-    @property
-    def orders(self) -> Path:
-        """The task's inputs, and what ranks hand back to the agent."""
-        return self.path / "orders"
-
-    @property
-    def node(self) -> Path:
-        """What all ranks share, in every round."""
-        return self.path / "node"
-
-    @property
-    def inputs(self) -> Path:
-        """What ranks have downloaded of the task's inputs (:mod:`.shared_inputs`)."""
-        return self.path / "inputs"
+    def __post_init__(self) -> None:
+        for name in ("orders", "node", "inputs", "logs"):
+            object.__setattr__(self, name, self.path / name)
 
     @property
     def preload(self) -> Path:
         """Parent of the compile caches of what is imported for all ranks."""
         return self.path / "cache" / "preload"
-
-    @property
-    def logs(self) -> Path:
-        """One file per round and rank."""
-        return self.path / "logs"
 
     def rank(self, round_: int, rank: int) -> RankScratch:
         """The directories of a rank."""
@@ -106,50 +98,36 @@ class JobScratch:
     def files(self, round_: int, rank: int) -> RankFiles:
         """What a rank and its agent hand each other."""
         name = f"round-{round_}-rank-{rank}"
-        return RankFiles(self.orders / name, self.short / self.orders.name / f"{name}.fr")
+        return RankFiles.at(self.orders / name, self.short / self.orders.name / f"{name}.fr")
 
 
 @dataclass(frozen=True)
 class RankFiles:
-    """What a rank and its agent hand each other, in one directory.
+    """What a rank and its agent hand each other.
 
     Attributes:
-        base: what all names begin with.
+        page: the memory that the rank shares with its agent, where it says how it ended.
+        result: where rank 0 leaves its outputs.
+        types: where rank 0 leaves the types of its outputs, as they were declared.
+        decks: where the rank leaves its decks.
+        profile: where the rank leaves what torch's profiler saw, if it is looked into.
+        stacks: where the rank writes the stacks of its threads when it is asked to.
         records: the socket at which torch tells of the rank's collectives.
     """
 
-    base: Path
+    page: Path
+    result: Path
+    types: Path
+    decks: Path
+    profile: Path
+    stacks: Path
     records: Path
 
-    @property
-    def page(self) -> Path:
-        """The memory that the rank shares with its agent, where it says how it ended."""
-        return self.base.with_suffix(".page")
-
-    @property
-    def result(self) -> Path:
-        """Where rank 0 leaves its outputs."""
-        return self.base.with_suffix(".result.pb")
-
-    @property
-    def types(self) -> Path:
-        """Where rank 0 leaves the types of its outputs, as they were declared."""
-        return self.base.with_suffix(".types.pb")
-
-    @property
-    def decks(self) -> Path:
-        """Where the rank leaves its decks."""
-        return self.base.with_suffix(".decks.json")
-
-    @property
-    def profile(self) -> Path:
-        """Where the rank leaves what torch's profiler saw, if it is looked into."""
-        return self.base.with_suffix(".profile")
-
-    @property
-    def stacks(self) -> Path:
-        """Where the rank writes the stacks of its threads when it is asked to."""
-        return self.base.with_suffix(".stacks")
+    @classmethod
+    def at(cls, base: Path, records: Path) -> RankFiles:
+        """All but the socket at one place, each with its name here behind what all names begin with."""
+        own = {each.name: base.with_suffix(f".{each.name}") for each in fields(cls)}
+        return cls(**{**own, "records": records})
 
 
 def cache_variables(parent: Path, shared: Collection[str]) -> dict[str, str]:

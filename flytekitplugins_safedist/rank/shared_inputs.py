@@ -22,19 +22,18 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+from fsspec.callbacks import Callback
 
 from ..errors import PayloadError
 from ..fs.atomic import discard
 from ..store.patience import in_thread
-from ..store.transfers import LONGEST_SECONDS, Transfer, Transfers
+from ..store.transfers import Transfer, Transfers
 from ..texts import human, public
-
-if TYPE_CHECKING:
-    from fsspec.callbacks import Callback
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +58,7 @@ class SharedInputs:
         sandbox: what is to be downloaded to a place below this is an input.
     """
 
-    def __init__(
-        self, directory: Path, own: Path, waiting: Callable[[], AbstractContextManager[object]] = nullcontext
-    ) -> None:
+    def __init__(self, directory: Path, own: Path, waiting: Callable[[], AbstractContextManager[object]]) -> None:
         self.sandbox = own / "inputs"
         self._directory, self._own, self._waiting = directory, own, waiting
 
@@ -124,17 +121,12 @@ class RankTransfers(Transfers):
 
     Args:
         seconds, tells: as of all.
-        inputs: what the ranks of the node share; None: each downloads for itself.
 
     Attributes:
-        inputs: see there.
+        inputs: what the ranks of the node share; None: each downloads for itself.
     """
 
-    def __init__(
-        self, seconds: float = LONGEST_SECONDS, *, tells: bool = True, inputs: SharedInputs | None = None
-    ) -> None:
-        super().__init__(seconds, tells=tells)
-        self.inputs = inputs
+    inputs: SharedInputs | None = None
 
     async def download(
         self, address: str, to: str, once: Callable[[str, Callback], Awaitable[Any]], *, is_directory: bool

@@ -26,13 +26,16 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from ..hangs.waits import Steps
 from ..record import layout
+
+T = TypeVar("T")
 
 NOWHERE = (1 << 62) - 1
 """As a step: never reached."""
@@ -68,8 +71,8 @@ ANSWER_SECONDS = 120.0
 """How long a rank stands still for an answer. The agents need milliseconds; where one is lost, its heartbeat or its
 store ends the round, and the ranks with it."""
 
-_LOOK, _LOOK_STILL = 0.001, 0.05
-"""Seconds between two looks of a rank that waits for an answer, or for its end."""
+_LOOK = 0.001
+"""Seconds between two looks of a rank that waits for an answer."""
 
 
 def make(path: Path) -> AgentPage:
@@ -81,7 +84,7 @@ def make(path: Path) -> AgentPage:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(file, 0, _BYTES)
-        return AgentPage(_mapped(file))
+        return AgentPage(file)
     finally:
         os.close(file)
 
@@ -90,13 +93,9 @@ def open_page(path: Path) -> RankPage:
     """The page of this rank, as its agent made it."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return RankPage(_mapped(file))
+        return RankPage(file)
     finally:
         os.close(file)
-
-
-def _mapped(file: int) -> memoryview:
-    return memoryview(mmap.mmap(file, _BYTES))
 
 
 def _seal(record: bytes) -> int:
@@ -133,33 +132,55 @@ def _under_way(words: memoryview) -> int:
     return int(max(words[_FLOOR], words[_STEP])) - 1
 
 
-class AgentPage:
-    """The agent's end.
+class _Page:
+    """Either end.
 
     Attributes:
         summary: what the rank notes for the record of the run (:mod:`..record.layout`).
     """
 
-    def __init__(self, mapped: memoryview) -> None:
+    def __init__(self, file: int) -> None:
+        mapped = memoryview(mmap.mmap(file, _BYTES))
         self._words = mapped[:_WORDS_BYTES].cast("q")
         self._awaited = mapped[_AWAITED_AT : _AWAITED_AT + _AWAITED_BYTES]
         self._record = mapped[_WORDS_BYTES:_SUMMARY_AT]
         self.summary = mapped[_SUMMARY_AT:]
 
-    @property
-    def begun(self) -> bool:
-        """Whether the rank has come to the task's function: to its inputs."""
-        return bool(self._words[_BEGUN])
 
-    @property
-    def entered(self) -> bool:
-        """Whether the rank has its inputs, and has entered the function itself."""
-        return bool(self._words[_BEGUN] > 1)
+class _Told(Generic[T]):
+    """What one word tells, as an attribute of the end that reads it."""
 
-    @property
-    def wants_fresh(self) -> bool:
-        """Whether the rank has found that it must not be forked."""
-        return bool(self._words[_FRESH])
+    def __init__(self, word: int, meaning: Callable[[int], T]) -> None:
+        self._word, self._meaning = word, meaning
+
+    def __get__(self, page: _Page, _: object) -> T:
+        return self._meaning(page._words[self._word])
+
+
+class AgentPage(_Page):
+    """The agent's end.
+
+    Attributes:
+        begun: whether the rank has come to the task's function: to its inputs.
+        entered: whether the rank has its inputs, and has entered the function itself.
+        wants_fresh: whether the rank has found that it must not be forked.
+        asked: how often the rank has asked for a save.
+        left: whether the rank has come back from the task's function, and has left what it returned.
+        debugs: whether a person is asked in the rank's debugger: no deadline of the agent's counts then.
+        debugged: grows when a person begins to be asked there, and when that ends.
+        runs_script: whether the rank runs a script, whose end with status 0 is its success, however it comes to that.
+        steps_to_come: how many steps the rank will have ended in all, as it says; 0 where it does not.
+    """
+
+    begun = _Told(_BEGUN, bool)
+    entered = _Told(_BEGUN, lambda come_to: come_to > 1)
+    wants_fresh = _Told(_FRESH, bool)
+    asked = _Told(_ASKED, int)
+    left = _Told(_LEFT, bool)
+    debugs = _Told(_DEBUGS, lambda changes: bool(changes & 1))
+    debugged = _Told(_DEBUGS, int)
+    runs_script = _Told(_SCRIPT, bool)
+    steps_to_come = _Told(_OF, int)
 
     @property
     def record(self) -> str | None:
@@ -197,29 +218,9 @@ class AgentPage:
         return None if floor == 0 or self._words[_LEFT] else floor - 1
 
     @property
-    def asked(self) -> int:
-        """How often the rank has asked for a save."""
-        return int(self._words[_ASKED])
-
-    @property
     def listens(self) -> bool:
         """Whether the rank would do something about a preemption: it saves by steps, or looks at the flag itself."""
         return bool(self._words[_LISTENS]) and not self._words[_LEFT]
-
-    @property
-    def left(self) -> bool:
-        """Whether the rank has come back from the task's function, and has left what it returned."""
-        return bool(self._words[_LEFT])
-
-    @property
-    def debugs(self) -> bool:
-        """Whether a person is asked in the rank's debugger: no deadline of the agent's counts then."""
-        return bool(self.debugged & 1)
-
-    @property
-    def debugged(self) -> int:
-        """Grows when a person begins to be asked in the rank's debugger, and when that ends."""
-        return int(self._words[_DEBUGS])
 
     @property
     def waits(self) -> tuple[int, int, str]:
@@ -242,16 +243,6 @@ class AgentPage:
             is_over=bool(words[_BACK]) or 0 < words[_OF] <= under_way,
         )
 
-    @property
-    def runs_script(self) -> bool:
-        """Whether the rank runs a script, whose end with status 0 is its success, however it comes to that."""
-        return bool(self._words[_SCRIPT])
-
-    @property
-    def steps_to_come(self) -> int:
-        """How many steps the rank will have ended in all, as it says; 0 where it does not."""
-        return int(self._words[_OF])
-
     def finished(self, call: int, *, urgent: bool) -> bool:
         """Whether nothing more is to be expected of the rank for this call, which has been answered.
 
@@ -264,24 +255,24 @@ class AgentPage:
         return not concerned or bool(words[_LEFT]) or words[_FINISHED] >= call
 
 
-class RankPage:
+class RankPage(_Page):
     """The rank's end. Steps are numbers from 0 that only grow; several threads may look, one takes steps.
 
     Attributes:
-        summary: as :attr:`AgentPage.summary`.
+        preemption_seconds: ``Timeouts.preemption``: how long a node that is told to stop stays for its ranks to save.
+        may_end_anywhere: whether the rank's task has no outputs, so that nothing is missing where its script ends the
+            process.
     """
 
-    def __init__(self, mapped: memoryview) -> None:
-        self._words = mapped[:_WORDS_BYTES].cast("q")
-        self._awaited = mapped[_AWAITED_AT : _AWAITED_AT + _AWAITED_BYTES]
-        self._record = mapped[_WORDS_BYTES:_SUMMARY_AT]
-        self.summary = mapped[_SUMMARY_AT:]
+    preemption_seconds = _Told(_STAYS, lambda milliseconds: milliseconds / 1000)
+
+    def __init__(self, file: int) -> None:
+        super().__init__(file)
         self._call = 0
         self._target = NOWHERE
         self._urgent = self._forced = False
         self._counting = threading.RLock()  # a signal's handler may save, too
         self.may_end_anywhere = False
-        """Whether the rank's task has no outputs, so that nothing is missing where its script ends the process."""
 
     @property
     def preempted(self) -> bool:
@@ -289,11 +280,6 @@ class RankPage:
         words = self._words
         words[_LISTENS] = 1
         return words[_PREEMPTED] == 1
-
-    @property
-    def preemption_seconds(self) -> float:
-        """``Timeouts.preemption``: how long a node that is told to stop stays for its ranks to save."""
-        return self._words[_STAYS] / 1000
 
     @property
     def step(self) -> int:
@@ -421,9 +407,7 @@ class RankPage:
 
         Bounded, for the case that the node which was told to stop is kept after all.
         """
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < deadline:
-            time.sleep(_LOOK_STILL)
+        time.sleep(ANSWER_SECONDS)
 
     def _hear(self, call: int) -> None:
         """Stand still until the call is answered; then know the step."""

@@ -13,57 +13,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from flytekit import FlyteContext, FlyteContextManager
+from flytekit.configuration import SerializationSettings, StatsConfig
+from flytekit.core.checkpointer import SyncCheckpoint
+from flytekit.core.constants import ERROR_FILE_NAME, OUTPUT_FILE_NAME
+from flytekit.core.context_manager import ExecutionParameters, ExecutionState, OutputMetadataTracker
+from flytekit.core.data_persistence import FileAccessProvider
+from flytekit.core.mock_stats import MockStats
+from flytekit.interfaces.stats.taggable import get_stats
+from flytekit.loggers import user_space_logger
+from flytekit.models.core import identifier
 
 from ..compat import flytekit as flytekit_inside
-
-if TYPE_CHECKING:
-    from flytekit import FlyteContext
-    from flytekit.core.data_persistence import FileAccessProvider
-
+from .order import FlyteSnapshot
 
 IN_POD = "TASK_EXECUTION"
 """The mode of a task in its pod, by the name that flytekit's ``ExecutionState.Mode`` has for it."""
 
 
-@dataclass(frozen=True)
-class FlyteSnapshot:
-    """Flyte's side of a running task; every field is text, a switch or None.
-
-    Attributes:
-        mode: name of ``ExecutionState.Mode``.
-        raw_output_prefix: where offloaded data (files, data frames) go.
-        output_metadata_prefix: where ``outputs.pb`` goes.
-        execution_id: project, domain and name of the workflow execution.
-        task_id: project, domain, name and version of the task.
-        execution_date: ISO 8601.
-        checkpoint_dest, checkpoint_src: of the task's checkpoint, None where there is none.
-        enable_deck: whether decks are made.
-        serialization: ``SerializationSettings.serialized_context``, for tasks that register or launch others.
-        metadata: what flytekit hands to object stores about the execution.
-    """
-
-    mode: str
-    raw_output_prefix: str
-    output_metadata_prefix: str | None
-    execution_id: tuple[str, str, str]
-    task_id: tuple[str, str, str, str]
-    execution_date: str
-    checkpoint_dest: str | None
-    checkpoint_src: str | None
-    enable_deck: bool
-    serialization: str | None
-    metadata: dict[str, str]
-
-
 def take() -> FlyteSnapshot:
     """The current context of flytekit, as it is inside ``Task.execute``."""
-    from flytekit import FlyteContextManager
-    from flytekit.core.context_manager import ExecutionState
-
     ctx = FlyteContextManager.current_context()  # which is never without an execution: flytekit has one for local runs
     params, settings = ctx.user_space_params, ctx.serialization_settings
     execution, task = params.execution_id, params.task_id
@@ -83,30 +56,8 @@ def take() -> FlyteSnapshot:
     )
 
 
-@contextlib.contextmanager
-def importing(mode: str) -> Iterator[None]:
-    """Inside, the user's module is imported as flytekit does it. In a pod ``ImageSpec.is_container()`` then knows
-    in which image, and flytekit neither builds images nor looks for mistakes that registration finds.
-
-    Args:
-        mode: of the task's :class:`FlyteSnapshot`.
-    """
-    if mode != IN_POD:
-        yield
-        return
-    from flytekit import FlyteContextManager
-    from flytekit.core.context_manager import ExecutionState
-
-    ctx = FlyteContextManager.current_context()
-    state = ctx.new_execution_state().with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
-    with FlyteContextManager.with_context(ctx.with_execution_state(state)):
-        yield
-
-
 def store() -> FileAccessProvider:
     """flytekit's way to the store, in the current context."""
-    from flytekit import FlyteContextManager
-
     return FlyteContextManager.current_context().file_access
 
 
@@ -120,18 +71,12 @@ def uploaded_to(prefix: str, access: FileAccessProvider) -> bool:
     Raises:
         Exception: whatever the store's client raises.
     """
-    from flytekit.core.constants import ERROR_FILE_NAME, OUTPUT_FILE_NAME
-
     return any(access.exists(f"{prefix.rstrip('/')}/{name}") for name in (OUTPUT_FILE_NAME, ERROR_FILE_NAME))
 
 
 @contextlib.contextmanager
 def entered(
-    snapshot: FlyteSnapshot,
-    sandbox: Path,
-    access: type[FileAccessProvider] | None = None,
-    *,
-    restarted: bool = False,
+    snapshot: FlyteSnapshot, sandbox: Path, access: type[FileAccessProvider] | None = None, *, restarted: bool = False
 ) -> Iterator[FlyteContext]:
     """Make ``snapshot`` the current Flyte context of this process.
 
@@ -141,11 +86,6 @@ def entered(
         access: the class of flytekit's way to the store; None: flytekit's own.
         restarted: whether ranks ran before in this attempt; what they saved is the checkpoint then.
     """
-    from flytekit import FlyteContextManager
-    from flytekit.configuration import SerializationSettings
-    from flytekit.core.context_manager import ExecutionState, OutputMetadataTracker
-    from flytekit.core.data_persistence import FileAccessProvider
-
     file_access = (access or FileAccessProvider)(
         local_sandbox_dir=str(sandbox),
         raw_output_prefix=snapshot.raw_output_prefix,
@@ -167,8 +107,6 @@ def entered(
 @contextlib.contextmanager
 def downloading_to(sandbox: Path, ctx: FlyteContext) -> Iterator[FlyteContext]:
     """Inside, what flytekit is to download, at once or later, gets its place below ``sandbox``."""
-    from flytekit import FlyteContextManager
-
     access = type(ctx.file_access)(
         local_sandbox_dir=str(sandbox),
         raw_output_prefix=ctx.file_access.raw_output_prefix,
@@ -179,8 +117,6 @@ def downloading_to(sandbox: Path, ctx: FlyteContext) -> Iterator[FlyteContext]:
 
 
 def _checkpoint(snapshot: FlyteSnapshot, access: FileAccessProvider, *, restarted: bool) -> Any:
-    from flytekit.core.checkpointer import SyncCheckpoint
-
     destination, source = snapshot.checkpoint_dest, snapshot.checkpoint_src
     if destination is None:
         return None
@@ -190,13 +126,6 @@ def _checkpoint(snapshot: FlyteSnapshot, access: FileAccessProvider, *, restarte
 
 
 def _parameters(snapshot: FlyteSnapshot, sandbox: Path, checkpoint: Any) -> Any:
-    from flytekit.configuration import StatsConfig
-    from flytekit.core.context_manager import ExecutionParameters
-    from flytekit.core.mock_stats import MockStats
-    from flytekit.interfaces.stats.taggable import get_stats
-    from flytekit.loggers import user_space_logger
-    from flytekit.models.core import identifier
-
     working = sandbox / "work"
     working.mkdir(mode=0o700, exist_ok=True)
     stats: Any = MockStats()

@@ -28,8 +28,11 @@ def adopt_orphans() -> None:
 
 def children() -> list[int]:
     """Process ids of this process's children, zombies included."""
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if state_and_parent(pid)[1] == os.getpid()]
+    return [pid for pid in _processes() if state_and_parent(pid)[1] == os.getpid()]
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def thaw(pid: int) -> None:
@@ -80,11 +83,10 @@ def end_group(pid: int) -> None:
 
 def _group_of(leader: int) -> list[int]:
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if os.getpgid(int(entry.name)) == leader:
-                    found.append(int(entry.name))
+    for pid in _processes():
+        with contextlib.suppress(OSError):
+            if os.getpgid(pid) == leader:
+                found.append(pid)
     return found
 
 
@@ -109,29 +111,21 @@ def end_descendants(*, spare: Collection[int], patience: float) -> None:
     def left(*, cleaners: bool) -> list[int]:
         return [pid for pid in children() if pid not in spare and (cleaners or not _cleans_up(pid))]
 
-    _end_all(lambda: left(cleaners=False), time.monotonic() + patience)
-    deadline = time.monotonic() + _CLEANING_SECONDS
-    while left(cleaners=True) and time.monotonic() < deadline:
-        reap_one_of(left(cleaners=True))
-        time.sleep(0.005)
-    _end_all(lambda: left(cleaners=True), time.monotonic() + patience)
+    _reap(lambda: left(cleaners=False), patience, kills=True)
+    _reap(lambda: left(cleaners=True), _CLEANING_SECONDS, kills=False)
+    _reap(lambda: left(cleaners=True), patience, kills=True)
 
 
-def reap_one_of(pids: Collection[int]) -> None:
-    """Reap those of these children that have ended."""
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-
-
-def _end_all(left: Callable[[], Collection[int]], deadline: float) -> None:
+def _reap(left: Callable[[], Collection[int]], seconds: float, *, kills: bool) -> None:
+    """Reap children until none is left, as they end or are killed. By looks, for a wait that blocks has no deadline."""
+    deadline = time.monotonic() + seconds
     while (pids := left()) and time.monotonic() < deadline:
         for pid in pids:
-            send_signal(pid, signal.SIGKILL, whole_group=False)
-        for pid in pids:
-            # With a deadline, so not a wait that blocks; a killed process is gone within a millisecond or so.
-            while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
-                time.sleep(0.002)
+            if kills:
+                send_signal(pid, signal.SIGKILL, whole_group=False)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.002)
 
 
 def remove(path: Path) -> str | None:

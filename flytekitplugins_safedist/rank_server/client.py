@@ -59,7 +59,7 @@ class Imported:
     failed: dict[str, str]
 
 
-class RankServer:
+class RankServer(contextlib.AbstractContextManager["RankServer"]):
     """A running rank server.
 
     Use as a context manager: leaving it ends the server, every rank, and all their descendants.
@@ -77,9 +77,6 @@ class RankServer:
         self._exit_code: int | None = None
         self._looked_at = 0.0
 
-    def __enter__(self) -> RankServer:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -87,19 +84,23 @@ class RankServer:
         """What the server removes at its end, which is this process's at the latest."""
         self._send("guard", paths=list(map(str, paths)))
 
-    def take(self, steps: Sequence[Step], *, environment: Mapping[str, str], path: Sequence[str] = ()) -> None:
+    def take(
+        self, steps: Sequence[Step], environment: Mapping[str, str], path: Sequence[str] = (), *, needed: bool = False
+    ) -> None:
         """Have the server import what this job's files import from installed packages; :meth:`ready` waits.
 
         Args:
             steps: see :mod:`.scan`.
             environment: all variables under which that is done.
             path: the ranks' module search path: what they find elsewhere must not be taken from here.
+            needed: by every rank.
         """
-        self._take(steps, environment, path, needed=False)
+        self._send("take", steps=list(steps), environment=dict(environment), path=list(path), needed=needed)
+        self._taking += 1
 
     def take_needed(self, libraries: Sequence[str], environment: Mapping[str, str]) -> None:
         """The same of what every rank needs, by name."""
-        self._take([f"import {name}" for name in libraries], environment, (), needed=True)
+        self.take([f"import {name}" for name in libraries], environment, needed=True)
 
     def ready(self, timeout: float) -> Imported:
         """Wait until all is imported that was asked for.
@@ -207,12 +208,6 @@ class RankServer:
         self._reap(SERVER_NICE_SECONDS)
 
     # --- protocol --------------------------------------------------------------------------------------------------
-    def _take(
-        self, steps: Sequence[Step], environment: Mapping[str, str], path: Sequence[str], *, needed: bool
-    ) -> None:
-        self._send("take", steps=list(steps), environment=dict(environment), path=list(path), needed=needed)
-        self._taking += 1
-
     def _ask(self, op: str, timeout: float, **request: Any) -> dict[str, Any]:
         self._send(op, **request)
         return self._answer(op, timeout)

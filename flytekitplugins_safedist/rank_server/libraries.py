@@ -78,11 +78,14 @@ class Libraries:
         todo = [step for step in steps if not isinstance(step, str) or step not in self.steps]
         if self.unsafe is not None or not any(isinstance(step, str) for step in todo):
             return
-        with _collector_resting():
+        gc.disable()  # else it looks, hundreds of times, through modules that are there to stay
+        try:
             if needed:
                 self.unsafe = self._take(todo)
             else:
                 self._take_what_is_safe(todo)
+        finally:
+            gc.enable()
         gc.collect()
         self.reads.draws.find()
         gc.freeze()  # what is alive lives as long as the ranks; untouched by the collector, its pages stay shared
@@ -140,7 +143,7 @@ class Libraries:
         self.sets |= {name: value for name, value in os.environ.items() if before.get(name) != value}
         for name in self.sets:
             self.reads.sets(name, os.environ.get(name))
-        return unsafe_to_fork(f"`{shown(statement)}`")
+        return unsafe_to_fork(f"`{' '.join(statement.split())[:200]}`")
 
     @contextlib.contextmanager
     def _under(self) -> Iterator[None]:
@@ -162,29 +165,12 @@ def _tops(step: str) -> set[str]:
     return set(re.findall(r"^\s*(?:import|from) (\w+)", step, re.MULTILINE))
 
 
-def shown(statement: str) -> str:
-    """A statement in one line of a message."""
-    return " ".join(statement.split())[:200]
-
-
 def _make_way(spare: int, pipe: int, answer: str) -> NoReturn:
     """Let the copy go on, and only wait for it: whoever has started this process knows its number."""
     os.write(pipe, answer.encode())
     die_with_parent(signal.SIGCONT)  # harmless: the copy sees by its connection that the agent is gone
     # What is open here is not open there: the kernel closes it (O_CLOEXEC).
     os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _WAITER, str(spare)])  # noqa: S606
-
-
-@contextlib.contextmanager
-def _collector_resting() -> Iterator[None]:
-    """Keep Python's collector from looking, hundreds of times, through modules that are there to stay."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def unsafe_to_fork(culprit: str) -> str | None:

@@ -63,12 +63,11 @@ class ForkServer:
 
     def __init__(self, connection: socket.socket, agent: int, libraries: Libraries | None = None) -> None:
         self.connection = connection
-        self.agent = agent
         self.libraries = libraries or Libraries()
         self.ranks: set[int] = set()
         self.guarded: list[Path] = []
         self.helpers: frozenset[int] = frozenset()  # what libraries started as they were imported: every round's
-        self.wake_read, self.wake_write = os.pipe()
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.agents_end = _descriptor_of(agent)
         self.ends_at = math.inf
         self.guards_replicas = False
@@ -76,15 +75,15 @@ class ForkServer:
     def run(self) -> None:
         """Answer requests and report ends of ranks, until the agent is gone; then leave nothing behind."""
         try:
-            self._serve()
-        except ConnectionError:
-            return  # the agent is gone
+            with contextlib.suppress(ConnectionError):  # the agent is gone
+                self._serve()
         finally:
-            self.clean_up()
+            signal.set_wakeup_fd(-1)
+            self._end_ranks(spare=())
+            for path in self.guarded:
+                cleanup.remove(path)
 
     def _serve(self) -> None:
-        os.set_blocking(self.wake_read, False)
-        os.set_blocking(self.wake_write, False)
         # Of all signals the one that also wakes a process which SIGSTOP has frozen: it clears up after its agent, too.
         die_with_parent(signal.SIGCONT)
         self._listen_to_signals()
@@ -218,13 +217,6 @@ class ForkServer:
             # An orphan does not tell whose it was, and may serve a rank that still runs: it goes with the last rank.
             cleanup.end_descendants(spare=self.helpers, patience=_ORPHANS_SECONDS)
 
-    def clean_up(self) -> None:
-        """End all ranks and what they have started; remove what is guarded."""
-        signal.set_wakeup_fd(-1)
-        self._end_ranks(spare=())
-        for path in self.guarded:
-            cleanup.remove(path)
-
     def _end_ranks(self, *, spare: Collection[int]) -> None:
         for pid in self.ranks:
             cleanup.end_group(pid)
@@ -243,7 +235,7 @@ class ForkServer:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             libraries = self.libraries
-            rank_main.forked(job, order, server=server, sets=libraries.sets, reads=libraries.reads)
+            rank_main.be(job, order, server=server, sets=libraries.sets, reads=libraries.reads)
         finally:
             os._exit(rank_main.EXIT_FAILED)
 

@@ -42,15 +42,13 @@ def begin(
         held: ends it all, after a last export of what *read* gives then.
         warn: takes a sentence on each way that is not there.
     """
-    ways: list[tuple[str, Callable[[], Any]]] = []
-    if metrics.prometheus is not None:
-        ways.append(("prometheus", partial(_scraped, metrics.prometheus, held)))
-    if metrics.otlp:
-        ways.append(("otlp", _sending))
     readers: list[Any] = []
-    for name, way in ways:
-        with _warning(warn, f"no metrics for {name}"):
-            readers.append(way())
+    if metrics.prometheus is not None:
+        with _warning(warn, "no metrics for prometheus"):
+            readers.append(_scraped(metrics.prometheus, held))
+    if metrics.otlp:
+        with _warning(warn, "no metrics for otlp"):
+            readers.append(_sending())
     if readers:
         with _warning(warn, "no metrics"):
             held.callback(measure(readers, read, labels))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from .summary import NodeSummary, RankSummary
 
@@ -40,7 +41,6 @@ class HeldBack:
         seconds: in each step, beyond the others.
         usual: what they take for it.
         part: of a step.
-        total: over the round.
     """
 
     rank: int
@@ -48,7 +48,6 @@ class HeldBack:
     seconds: float
     usual: float
     part: float
-    total: float
 
 
 @dataclass
@@ -171,14 +170,13 @@ def held_back(ranks: Sequence[RankSummary]) -> tuple[list[HeldBack], list[str]]:
             uneven.append(name)
             continue
         own = {rank.rank: rank.stages[name].seconds / rank.stages[name].times for rank in there}
-        usual = _middle(own.values())
+        usual = median_low(own.values())
         late = _late(there, name, step)
         for rank in there:
             per_step = rank.stages[name].times / steps_of(rank)
             cost = min(own[rank.rank] - usual, late[rank.rank]) * per_step
             if cost > least:
-                held = HeldBack(rank.rank, name, cost, usual, cost / step, cost * steps_of(rank))
-                found.append(held)
+                found.append(HeldBack(rank.rank, name, cost, usual, cost / step))
     found = [held for held in found if not any(_is_within(other, held) for other in found)]
     found.sort(key=lambda held: -held.seconds)
     return [held for held in found if held.seconds > _BESIDE * found[0].seconds], uneven
@@ -197,19 +195,13 @@ def _late(ranks: Sequence[RankSummary], name: str, step: float) -> dict[int, flo
     ends = {
         rank.rank: rank.since + rank.stages[name].end - (rank.stages[name].times - fewest) / 2 * step for rank in ranks
     }
-    usual = _middle(ends.values())
+    usual = median_low(ends.values())
     return {rank: end - usual for rank, end in ends.items()}
 
 
 def _are_even(ranks: Sequence[RankSummary], name: str) -> bool:
     times = [rank.stages[name].times for rank in ranks]
     return max(times) - min(times) <= _UNEVEN * max(times)
-
-
-def _middle(values: object) -> float:
-    """The lower median: of two, the smaller."""
-    ordered = sorted(values)  # type: ignore[call-overload]
-    return float(ordered[(len(ordered) - 1) // 2])
 
 
 def alone_line(found: Findings) -> str:

@@ -42,7 +42,6 @@ class StageRow(ctypes.Structure):
     _fields_ = (
         ("times", ctypes.c_int64),
         ("seconds", ctypes.c_double),
-        ("longest", ctypes.c_double),
         ("ends", ctypes.c_double),
         ("share", ctypes.c_int64),
         ("name", ctypes.c_char * PATH_BYTES),
@@ -170,7 +169,7 @@ def _fill(summary: RankSummary, noted: RankMemory) -> None:
     for row in noted.stages:
         if row.times:
             end = shift + row.ends / row.times
-            summary.stages[_name(row)] = StageTimes(row.times, row.seconds, row.longest, end)
+            summary.stages[_name(row)] = StageTimes(row.times, row.seconds, end)
     limit = _limit(summary.durations)
     stalls = [(shift + each.at, each.seconds) for each in noted.longest if each.seconds > limit]
     goes_on = _step_goes_on(noted, summary.until) if summary.how != "returned" else 0.0

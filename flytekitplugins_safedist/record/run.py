@@ -178,8 +178,7 @@ class RunRecord:
         self._upload: threading.Thread | None = None
         self._line: Line | None = None
         self._held = ExitStack()
-        if run.metrics.otlp or run.metrics.prometheus is not None:
-            exporters.begin(run.metrics, lambda: self._values, run.labels, self._held, logger.warning)
+        exporters.begin(run.metrics, lambda: self._values, run.labels, self._held, logger.warning)
         if run.is_local and on_terminal(run.terminal):
             self._line = Line(lambda: sum(view.debugged() for view in self._views))
             self._held.enter_context(self._line.shown())

@@ -31,12 +31,10 @@ class Kept:
     Attributes:
         address: of the directory.
         access: flytekit's way to it.
-        is_local: whether it is one of this machine.
     """
 
     address: str
     access: FileAccessProvider
-    is_local: bool
 
     @classmethod
     def of(cls, *, is_local: bool) -> Kept:
@@ -45,7 +43,7 @@ class Kept:
 
         access = FlyteContextManager.current_context().file_access
         address = access.get_random_local_directory() if is_local else access.get_random_remote_directory()
-        return cls(address, access, is_local)
+        return cls(address, access)
 
     def put(self, name: str, data: bytes) -> None:
         """Leave a file. One try: what is tried for long is the verdict, not its picture.
@@ -53,10 +51,7 @@ class Kept:
         Raises:
             Exception: whatever the store's client raises.
         """
-        if self.is_local:
-            (Path(self.address) / name).write_bytes(data)
-        else:
-            self.access.get_filesystem_for_path(self.address).pipe_file(f"{self.address}/{name}", data)
+        self.access.get_filesystem_for_path(self.address).pipe_file(f"{self.address}/{name}", data)
 
 
 class ConsoleDeck:

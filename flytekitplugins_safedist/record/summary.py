@@ -56,11 +56,10 @@ def percentile(durations: Mapping[int, int], part: float) -> float:
 
 @dataclass
 class StageTimes(DataClassDictMixin):
-    """One stage of one rank: how often, seconds in all, the longest, and when it ended on average."""
+    """One stage of one rank: how often, seconds in all, and when it ended on average."""
 
     times: int = 0
     seconds: float = 0.0
-    longest: float = 0.0
     end: float = 0.0
 
 
@@ -243,11 +242,7 @@ def _without(node: NodeSummary, level: int) -> NodeSummary:
 
 
 def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+    return json.loads(json.dumps(value), parse_float=lambda text: round(float(text), 6))
 
 
 def merged(own: NodeSummary, others: Iterable[tuple[str, Offset]]) -> list[NodeSummary]:

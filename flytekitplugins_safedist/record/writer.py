@@ -170,7 +170,6 @@ class Recorder:
         row.times += 1
         row.seconds += seconds
         row.ends += now - self._at
-        row.longest = max(row.longest, seconds)
         if row.share:
             self._spread(self._shares[row.share - 1], seconds, since - self._at, now - self._at)
         if now >= self._due:

@@ -1,1 +1,1 @@
-"""Flyte as a task meets it: its context, its stores and their errors, uploads, limits of outputs."""
+"""Object stores, for every process: what their errors say, questions that are bounded and tried again, transfers."""

@@ -6,18 +6,13 @@ the last of two that come at once stays; it is whole there, too.
 
 from __future__ import annotations
 
-import errno
 import inspect
-import os
 from pathlib import Path
 from typing import Any
 
 from ..failures import names_of
-from ..fs.atomic import aside, atomic_write, fsync_dir
+from ..fs.atomic import aside, atomic_write, fsync_dir, link_new
 from .errors import one_line
-
-NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""What link(2) says where there are no hard links, or not enough of them."""
 
 _IS_THERE = {"PreconditionFailed", "412", "ConditionNotMet"}
 """S3, GCS and Azure say 412. S3's 409, ConditionalRequestConflict, says that nothing was put because of another
@@ -47,7 +42,17 @@ def put_new(filesystem: Any, address: str, data: bytes) -> bool:
     """
     path = path_of(address)
     if path is not None:
-        return _link_new(path, data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = aside(path)
+        try:
+            with atomic_write(draft) as file:
+                file.write(data)
+            is_new = link_new(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+        if is_new:
+            fsync_dir(path.parent)
+        return is_new
     condition = _condition(filesystem)
     try:
         filesystem.pipe_file(address, data, **condition)
@@ -77,23 +82,3 @@ def _condition(filesystem: Any) -> dict[str, Any]:
         if name in named:
             return {name: value}
     raise NoConditionError("this version of its fsspec package has no conditional put")
-
-
-def _link_new(path: Path, data: bytes) -> bool:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = aside(path)
-    try:
-        with atomic_write(draft) as file:
-            file.write(data)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            draft.replace(path)  # the last of two stays, but whole
-    finally:
-        draft.unlink(missing_ok=True)
-    fsync_dir(path.parent)
-    return True

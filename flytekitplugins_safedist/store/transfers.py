@@ -17,8 +17,7 @@ from fsspec.callbacks import Callback
 from .. import stopping
 from ..compat import flytekit as flytekit_inside
 from ..texts import how_far, public
-from .errors import Retry, outlasting
-from .patience import Patience, Request, in_thread
+from .patience import Patience, Request, Retry, in_thread, outlasting
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..errors import SafedistError
+from ..texts import named
 from .why import JOB_NAME, Json, Picture
 
 _SECONDS = 20
@@ -38,11 +39,8 @@ class Cluster:
                 chosen = kube_config.KubeConfigLoader(files.config, active_context=context).current_context
                 self._namespace = chosen["context"].get("namespace") or "default"
         except Exception as error:  # of a file that people write, and that the client takes as it comes
-            raise SafedistError(
-                "no cluster can be asked",
-                seen=f"{type(error).__name__}: {error}",
-                hint="set KUBECONFIG, or name a context of `kubectl config get-contexts` with --context",
-            ) from error
+            hint = "set KUBECONFIG, or name a context of `kubectl config get-contexts` with --context"
+            raise SafedistError("no cluster can be asked", seen=named(error), hint=hint) from error
         self._api = client.ApiClient(settings)
 
     def pictures(self, name: str, namespace: str | None) -> list[Picture]:
@@ -59,11 +57,9 @@ class Cluster:
             pictures = [self._picture(job, pods) for job, pods in self._find(name, each)]
             if pictures:
                 return sorted(pictures, key=lambda picture: picture.since)
-        raise SafedistError(
-            f"no execution, PyTorchJob or pod is called {name}",
-            where={"namespace": " and ".join(each or "all" for each in namespaces)},
-            hint="name the namespace (-n PROJECT-DOMAIN); objects of executions that ended long ago are gone",
-        )
+        where = {"namespace": " and ".join(each or "all" for each in namespaces)}
+        hint = "name the namespace (-n PROJECT-DOMAIN); objects of executions that ended long ago are gone"
+        raise SafedistError(f"no execution, PyTorchJob or pod is called {name}", where=where, hint=hint)
 
     def _find(self, name: str, namespace: str) -> Iterator[tuple[Json | None, list[Json]]]:
         pods = self._list("/api/v1", "pods", namespace, fieldSelector=f"metadata.name={name}")
@@ -111,20 +107,13 @@ class Cluster:
                     return objects  # no training-operator here: lone pods need none
                 if error.status == 403 and may:
                     return None
-                raise SafedistError(
-                    f"the API server refuses to list {kind}",
-                    where={"namespace": namespace or "all"},
-                    seen=f"{error.status} {_words(error.body) or error.reason}",
-                    hint="name the namespace (-n PROJECT-DOMAIN), or ask for the right to get and list it",
-                ) from error
+                what, where = f"the API server refuses to list {kind}", {"namespace": namespace or "all"}
+                seen = f"{error.status} {_words(error.body) or error.reason}"
+                hint = "name the namespace (-n PROJECT-DOMAIN), or ask for the right to get and list it"
+                raise SafedistError(what, where=where, seen=seen, hint=hint) from error
             except HTTPError as error:
-                host = self._api.configuration.host
-                raise SafedistError(
-                    "the API server does not answer",
-                    where={"server": host},
-                    seen=str(error),
-                    hint="is it the right context?",
-                ) from error
+                where, hint = {"server": self._api.configuration.host}, "is it the right context?"
+                raise SafedistError("the API server does not answer", where=where, seen=error, hint=hint) from error
             objects += page["items"]
             further = page["metadata"].get("continue", "")
             if not further:

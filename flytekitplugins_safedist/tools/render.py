@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..compat.flytekit import project_root
+from ..config.arguments import containers_of
 from ..config.effective import GPU, PARTS, POD, Amount, Amounts, by_part, effective, gpus_of, of_container
 from ..config.hints import hints
 from ..config.validate import TRAINER
@@ -49,12 +50,9 @@ def load_task(file: Path, name: str) -> Any:
         raise SafedistError("this is not a module of Python", where={"file": file}, hint=hint)
     tasks = {key: value for key, value in vars(_module(file.resolve())).items() if issubclass(type(value), SafeTask)}
     if name not in tasks:
-        raise SafedistError(
-            "there is no such SafeHorovod or SafeTorch task",
-            where={"file": file, "task": name},
-            seen=", ".join(sorted(tasks)) or "none in this file",
-            hint="@task(task_config=...) must be the outermost decorator, and the name at module level",
-        )
+        what, where = "there is no such SafeHorovod or SafeTorch task", {"file": file, "task": name}
+        hint = "@task(task_config=...) must be the outermost decorator, and the name at module level"
+        raise SafedistError(what, where=where, seen=", ".join(sorted(tasks)) or "none in this file", hint=hint)
     return tasks[name]
 
 
@@ -128,11 +126,9 @@ def with_image_names(task: Any, config: Any) -> Any:
     from flytekit.configuration import Image
     from flytekit.image_spec.image_spec import ImageSpec
 
-    spec = task.pod_template.pod_spec
-    containers = [*spec.containers, *(spec.init_containers or ())]
     names = [
         Image.look_up_image_info(name=image.id, image_identifier=image.image_name())
-        for image in [task.container_image, *(container.image for container in containers)]
+        for image in [task.container_image, *(container.image for container in containers_of(task.pod_template))]
         if isinstance(image, ImageSpec)
     ]
     return replace(config, images=[*(config.images or ()), *names]) if names else config
@@ -204,9 +200,9 @@ def _pod(task: Manifest, role: Amounts, call: Amounts) -> Manifest:
     spec = _whole(task["k8sPod"]["podSpec"])
     primary = _primary(task, spec)
     for container in [primary, *spec.get("initContainers", ())]:
-        _ask(container, {POD: role}, call, _DEFAULTS)
+        _ask(container, role, call, _DEFAULTS)
     for sidecar in (container for container in spec["containers"] if container is not primary):
-        _ask(sidecar, {POD: {}}, {}, dict.fromkeys(_DEFAULTS, "0"))
+        _ask(sidecar, {}, {}, dict.fromkeys(_DEFAULTS, "0"))
     spec.setdefault("restartPolicy", "Never")
     memory = task.get("extendedResources", {}).get("sharedMemory")
     if memory is not None:
@@ -224,10 +220,10 @@ def _primary(task: Manifest, spec: Manifest) -> Manifest:
     return next(container for container in spec["containers"] if container["name"] == name)
 
 
-def _ask(container: Manifest, roles: Mapping[str, Amounts], call: Amounts, least: Mapping[str, str]) -> None:
+def _ask(container: Manifest, role: Amounts, call: Amounts, least: Mapping[str, str]) -> None:
     """Have a container ask for what is effective of its own, its role's and a call's, and for *least* besides."""
     own = of_container(SimpleNamespace(name=container["name"], resources=container.get("resources")))
-    amounts = {key: str(each.value) for key, each in effective({}, own, roles, call)[POD].items()}
+    amounts = {key: str(each.value) for key, each in effective({}, own, {POD: role}, call)[POD].items()}
     parts = {part: {**least, **texts} for part, texts in by_part(amounts).items()}
     container["resources"] = {**container.get("resources", {}), **parts}
 

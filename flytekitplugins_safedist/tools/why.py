@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ..config.quantities import value_of
+from ..config.validate import QUEUE_LABEL
 from ..texts import human
 
 Json = dict[str, Any]
@@ -60,8 +61,8 @@ class Reason(NamedTuple):
     fix: str = ""
     who: str = ""
     """The pod that it is about: reasons that differ in this alone are told as one."""
-    weight: int = 1
-    """0: nothing is wrong with it, and it is worth a line where nothing else is said; 2: explains the others."""
+    weight: int = 2
+    """0: nothing is wrong with it, and it is worth a line where nothing else is said; 1: explained by the others."""
     current: bool = True
     """False: it is over."""
 
@@ -87,12 +88,9 @@ def explain(picture: Picture) -> Explanation:
         if reason.fix and reason.current:
             lines.append(f"  Fix: {reason.fix}")
     if len(lines) > MOST_LINES:
-        lines = [
-            *lines[: MOST_LINES - 1],
-            f"- and {len(lines) - MOST_LINES + 1} more line(s): kubectl describe pod, kubectl get events",
-        ]
-    failed = state.startswith("failed")
-    return Explanation(lines, not failed and not wrong)
+        more = len(lines) - MOST_LINES + 1
+        lines[MOST_LINES - 1 :] = [f"- and {more} more line(s): kubectl describe pod, kubectl get events"]
+    return Explanation(lines, not state.startswith("failed") and not wrong)
 
 
 def _together(reasons: list[Reason]) -> list[tuple[Reason, list[str]]]:
@@ -112,23 +110,12 @@ def _of(pods: list[str]) -> str:
 
 def _state(picture: Picture) -> tuple[str, bool]:
     """The headline, and whether the job is over."""
-    if picture.job is not None:
-        for condition in reversed(picture.job.get("status", {}).get("conditions", [])):
-            if condition["status"] != "True":
-                continue
-            if condition["type"] == "Succeeded":
-                return "ended in order (what the task returned or raised is in Flyte)", True
-            if condition["type"] == "Failed":
-                return f"failed: {_cut(condition.get('message') or condition.get('reason', ''))}", True
+    end, words = _result(picture)
+    if end == "Succeeded":
+        return "ended in order (what the task returned or raised is in Flyte)", True
+    if end == "Failed":
+        return f"failed: {_cut(words)}", True
     phases = Counter(pod["status"].get("phase", "Unknown") for pod in picture.pods)
-    if picture.job is None:
-        if phases["Succeeded"]:
-            return "ended in order (what the task returned or raised is in Flyte)", True
-        if phases["Failed"]:
-            return (
-                f"failed: {_cut(picture.pods[0]['status'].get('message') or 'a container ended with an error')}",
-                True,
-            )
     total = _replicas(picture)
     age = _age(picture.now - picture.since)
     elastic = picture.job["spec"].get("elasticPolicy", {}) if picture.job is not None else {}
@@ -137,6 +124,17 @@ def _state(picture: Picture) -> tuple[str, bool]:
         return f"runs, {age} after it was made: {ready} of {total} pods", False
     counts = ", ".join(f"{count} {phase.lower()}" for phase, count in sorted(phases.items()))
     return f"waits, {age} after it was made: of {total} pod(s) {counts or 'none is there'}", False
+
+
+def _result(picture: Picture) -> tuple[str, str]:
+    """How it ended, and what is said of that; another word, or none, while it has not."""
+    if picture.job is None:
+        status = picture.pods[0]["status"]
+        return status.get("phase", ""), status.get("message") or "a container ended with an error"
+    for condition in reversed(picture.job.get("status", {}).get("conditions", [])):
+        if condition["status"] == "True" and condition["type"] in ("Succeeded", "Failed"):
+            return condition["type"], condition.get("message") or condition.get("reason", "")
+    return "", ""
 
 
 def _is_ready(pod: Json) -> bool:
@@ -153,7 +151,7 @@ def _reasons(picture: Picture, *, is_over: bool) -> Iterator[Reason]:
     yield from _of_the_job(picture)
     yield from _refusals(picture, is_over=is_over)
     for pod in picture.pods:
-        yield from _of_the_pod(pod, picture)
+        yield from (reason._replace(who=pod["metadata"]["name"]) for reason in _of_the_pod(pod, picture))
     yield from _replacements(picture)
 
 
@@ -164,17 +162,12 @@ def _of_the_job(picture: Picture) -> Iterator[Reason]:
     job = picture.job
     if job is None:
         return
-    if job["spec"].get("runPolicy", {}).get("suspend"):
-        waits = _queue(job) or "spec.runPolicy.suspend is true"
-        yield Reason(f"the job is suspended: {waits}", _WORKLOADS, weight=2)
     age = picture.now - picture.since
-    is_untouched = not job.get("status", {}).get("conditions") and not picture.pods and not picture.events
-    if is_untouched and not job["spec"].get("runPolicy", {}).get("suspend") and age > _PATIENCE:
-        yield Reason(
-            f"no operator has taken it up, {_age(age)} after it was made",
-            "start the training-operator: kubectl get pods -A | grep training-operator",
-            weight=2,
-        )
+    if job["spec"].get("runPolicy", {}).get("suspend"):
+        yield Reason(f"the job is suspended: {_queue(job) or 'spec.runPolicy.suspend is true'}", _WORKLOADS)
+    elif not (job.get("status", {}).get("conditions") or picture.pods or picture.events) and age > _PATIENCE:
+        fix = "start the training-operator: kubectl get pods -A | grep training-operator"
+        yield Reason(f"no operator has taken it up, {_age(age)} after it was made", fix)
 
 
 _WORKLOADS = "kubectl get workloads says what the queue waits for"
@@ -182,72 +175,62 @@ _WORKLOADS = "kubectl get workloads says what the queue waits for"
 
 def _queue(held: Json) -> str:
     """Of a job or pod that is held back; "" where it is in no queue of Kueue's."""
-    queue = held["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+    queue = held["metadata"].get("labels", {}).get(QUEUE_LABEL)
     return f"Kueue's queue {queue} has not admitted it" if queue else ""
 
 
-class _Row(NamedTuple):
-    """A text that is known: what it means and what mends it; ``{1}`` is the pattern's first group."""
-
-    pattern: str
-    text: str
-    fix: str
-
-
+_Row = tuple[str, str, str]
+"""A text that is known: its pattern, what it means and what mends it; ``{1}`` is the pattern's first group."""
 _REFUSALS = (
-    _Row(
+    (
         r"resources\.requests: Invalid value: \"?(.+?)\"?: must be equal to (\S+) limit of (\S+)",
         "the API server refuses its pods: {2} is requested as {1} and limited to {3}, and the two must be equal",
         "set the same number in requests and limits",
     ),
-    _Row(
+    (
         r"exceeded quota: (\S+), requested: (.+), used: (.+), limited: (.+)",
         "quota {1} has no room: the next pod asks for {2}; used {3}, allowed {4}",
         "wait until others end, ask for less, or have the quota raised",
     ),
-    _Row(
+    (
         r"admission webhook \"(.+?)\" denied the request: (.+)",
         "the admission webhook {1} refuses its pods: {2}",
         "change what it names, or ask who runs that webhook",
     ),
-    _Row(
+    (
         r"violates PodSecurity \"(.+?)\": (.+)",
         "the namespace's pod security {1} refuses its pods: {2}",
         "set what it names in the pod template's security context, or run in another namespace",
     ),
-    _Row(
+    (
         r"error looking up service account \S+: serviceaccount \"(.+?)\" not found",
         "the service account {1} is not there",
         "make it, or name another one in the execution's security context",
     ),
 )
 _NO_PLACE = (
-    _Row(
+    (
         r"had untolerated taint {(.+?)}",
         "machines are kept for others by the taint {1}",
         "tolerate it in the pod template",
     ),
-    _Row(
+    (
         r"didn't match Pod's node affinity/selector",
         "machines do not match its node selector or affinity",
         "compare the pod template's selector with kubectl get nodes --show-labels",
     ),
-    _Row(
+    (
         r"had volume node affinity conflict",
         "its volume is bound to machines that cannot take it",
         "move the volume, or do without it",
     ),
-    _Row(
-        r"persistentvolumeclaim \"(.+?)\" not found",
-        "the volume claim {1} is not there",
-        "make it, or correct its name",
-    ),
-    _Row(
+    (r"persistentvolumeclaim \"(.+?)\" not found", "the volume claim {1} is not there", "make it, or correct its name"),
+    (
         r"were unschedulable",
         "machines are cordoned",
         "have them uncordoned (kubectl get nodes shows which), or add machines",
     ),
-    _Row(r"Too many pods", "machines are full of pods", "wait until others end, or add machines"),
+    (r"Too many pods", "machines are full of pods", "wait until others end, or add machines"),
 )
 _STOPS = {
     "Preempting": "the scheduler preempted it for a pod of higher priority",
@@ -261,10 +244,11 @@ _STOPS = {
 
 
 def _match(rows: Iterable[_Row], text: str) -> Iterator[tuple[str, str]]:
-    for row in rows:
-        for match in list(re.finditer(row.pattern, text, re.DOTALL))[:1]:
+    for pattern, means, fix in rows:
+        match = re.search(pattern, text, re.DOTALL)
+        if match is not None:
             groups = (match[0], *map(_cut, match.groups()))
-            yield row.text.format(*groups), row.fix.format(*groups)
+            yield means.format(*groups), fix.format(*groups)
 
 
 def _refusals(picture: Picture, *, is_over: bool) -> Iterator[Reason]:
@@ -279,49 +263,35 @@ def _refusals(picture: Picture, *, is_over: bool) -> Iterator[Reason]:
     rows = list(_match(_REFUSALS, words)) or [
         (f"its pods cannot be made: {_cut(words)}", "correct what the text names")
     ]
-    for text, fix in rows:
-        yield Reason(
-            f"{text} ({'until' if is_past else f'{times} tries, the last at'} {_clock(_when(last))})",
-            fix,
-            weight=2,
-            current=not is_past,
-        )
+    when = f"{'until' if is_past else f'{times} tries, the last at'} {_clock(_when(last))}"
+    yield from (Reason(f"{text} ({when})", fix, current=not is_past) for text, fix in rows)
 
 
 # --- a pod ------------------------------------------------------------------------------------------------------------
 
 
 def _of_the_pod(pod: Json, picture: Picture) -> Iterator[Reason]:
-    name = pod["metadata"]["name"]
-    status = pod["status"]
+    status, spec = pod["status"], pod["spec"]
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             if condition.get("reason") == "SchedulingGated":
-                gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates", []))
-                yield Reason(
-                    _queue(pod) or f"is held back by its scheduling gates: {gates}", _WORKLOADS, name, weight=2
-                )
+                gates = ", ".join(gate["name"] for gate in spec.get("schedulingGates", []))
+                yield Reason(_queue(pod) or f"is held back by its scheduling gates: {gates}", _WORKLOADS)
             else:
                 yield from _no_place(pod, condition.get("message", ""), picture)
         # The kubelet says which containers are not ready; who gives its machine up says nothing.
         is_unheard = condition["type"] == "Ready" and condition["status"] != "True" and not condition.get("message")
         if is_unheard and status.get("phase") == "Running":
             fix = "wait until it is back, or for the pod's replacement; kubectl describe node says more"
-            yield Reason(f"its machine {pod['spec'].get('nodeName')} does not answer", fix, name, weight=2)
+            yield Reason(f"its machine {spec.get('nodeName')} does not answer", fix)
     if status.get("reason"):  # Evicted, DeadlineExceeded, NodeLost, Shutdown, UnexpectedAdmissionError
-        yield Reason(
-            f"{status['reason']}: {_cut(status.get('message', ''))}",
-            "if this is the machine's doing, Flyte or max_replacements starts it again; else ask for what it lacked",
-            name,
-            weight=2,
-        )
-    containers = [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
-    limits = {one["name"]: one.get("resources", {}).get("limits", {}) for one in containers}
+        fix = "if this is the machine's doing, Flyte or max_replacements starts it again; else ask for what it lacked"
+        yield Reason(f"{status['reason']}: {_cut(status.get('message', ''))}", fix)
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
-        yield from _of_the_container(container, limits.get(container["name"], {}), pod, picture)
+        yield from _of_the_container(container, pod, picture)
     if pod["metadata"].get("deletionTimestamp"):  # when its time to stop is over
         ends, grace = _time(pod["metadata"]["deletionTimestamp"]), pod["metadata"].get("deletionGracePeriodSeconds", 0)
-        yield Reason(f"is being deleted, since {_clock(ends - grace)}", who=name, weight=0)
+        yield Reason(f"is being deleted, since {_clock(ends - grace)}", weight=0)
 
 
 _SCALES = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
@@ -329,8 +299,7 @@ _SCALES = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
 
 
 def _no_place(pod: Json, words: str, picture: Picture) -> Iterator[Reason]:
-    name = pod["metadata"]["name"]
-    more = [event for event in sorted(_about(name, picture), key=_when) if event["reason"] in _SCALES][-1:]
+    more = [event for event in _about(pod, picture) if event["reason"] in _SCALES][-1:]
     is_coming = any(event["reason"] != "NotTriggerScaleUp" for event in more)
     for lacking in sorted(set(re.findall(r"Insufficient (\S+?)[,.]?(?=\s|$)", words))):
         request = _needed(pod, lacking)
@@ -342,21 +311,23 @@ def _no_place(pod: Json, words: str, picture: Picture) -> Iterator[Reason]:
             fix = "ask for less per pod (fewer ranks per node, more nodes), or add such a machine"
         elif free is not None and free < request:  # else that machine does not take it for another reason
             text += f"; the most that one has free is {_amount(free, lacking)}"
-        yield Reason(text, "" if is_coming else fix, name, weight=2)
-    rows = [Reason(f"waits for a machine: {text}", fix, name, weight=2) for text, fix in _match(_NO_PLACE, words)]
-    yield from rows
+        yield Reason(text, "" if is_coming else fix)
+    rows = list(_match(_NO_PLACE, words))
     if not rows and "Insufficient" not in words:
-        yield Reason(f"waits for a machine: {_cut(words)}", "change what the scheduler names", name, weight=2)
+        rows = [(_cut(words), "change what the scheduler names")]
+    yield from (Reason(f"waits for a machine: {text}", fix) for text, fix in rows)
     for event in more:
         what = "a machine is being added" if is_coming else "no machine is added"
-        yield Reason(f"{what}: {_cut(event['message'])}", who=name, weight=2)
+        yield Reason(f"{what}: {_cut(event['message'])}")
+
+
+def _number(amounts: Json, resource: str) -> Fraction:
+    return value_of(amounts.get(resource)) or Fraction(0)
 
 
 def _request(container: Json, resource: str) -> Fraction:
     resources = container.get("resources", {})
-    return value_of(resources.get("requests", {}).get(resource, resources.get("limits", {}).get(resource))) or Fraction(
-        0
-    )
+    return _number({**resources.get("limits", {}), **resources.get("requests", {})}, resource)
 
 
 def _needed(pod: Json, resource: str) -> Fraction:
@@ -375,24 +346,17 @@ def _amount(value: Fraction, resource: str) -> str:
     return f"{float(value):g}"
 
 
-def _is_cordoned(node: Json) -> bool:
-    return bool(node.get("spec", {}).get("unschedulable"))
-
-
 def _room(picture: Picture, resource: str) -> tuple[Fraction | None, Fraction | None]:
     """Of the machine with the most of it: what it has in all, and what one has free; None: not known."""
     if picture.nodes is None:
         return None, None
-    in_all = {
-        node["metadata"]["name"]: value_of(node["status"].get("allocatable", {}).get(resource)) or Fraction(0)
-        for node in picture.nodes
-    }
+    machines = {node["metadata"]["name"]: node for node in picture.nodes}
+    in_all = {name: _number(node["status"].get("allocatable", {}), resource) for name, node in machines.items()}
     largest = max(in_all.values(), default=Fraction(0))
     if not picture.neighbours:
         return largest, None
-    free = {
-        node["metadata"]["name"]: in_all[node["metadata"]["name"]] for node in picture.nodes if not _is_cordoned(node)
-    }
+    cordoned = {name for name, node in machines.items() if node.get("spec", {}).get("unschedulable")}
+    free = {name: amount for name, amount in in_all.items() if name not in cordoned}
     for pod in picture.neighbours:
         machine = pod["spec"].get("nodeName")
         if machine in free and pod["status"].get("phase") not in ("Succeeded", "Failed"):
@@ -400,36 +364,31 @@ def _room(picture: Picture, resource: str) -> tuple[Fraction | None, Fraction | 
     return largest, max(free.values(), default=Fraction(0))
 
 
-def _of_the_container(container: Json, limits: Json, pod: Json, picture: Picture) -> Iterator[Reason]:
-    name = pod["metadata"]["name"]
+def _of_the_container(container: Json, pod: Json, picture: Picture) -> Iterator[Reason]:
     state = container.get("state", {})
     waiting = state.get("waiting", {})
     if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
-        yield Reason(
-            f"the image {container['image']} cannot be pulled: {_pull_error(name, waiting, picture)}",
-            "correct the image's name, push it, or give the pod the registry's secret (imagePullSecrets)",
-            name,
-            weight=2,
-        )
+        fix = "correct the image's name, push it, or give the pod the registry's secret (imagePullSecrets)"
+        yield Reason(f"the image {container['image']} cannot be pulled: {_pull_error(pod, waiting, picture)}", fix)
     elif waiting.get("reason") in ("ContainerCreating", "PodInitializing"):
         # Those before it run one after the other; it is prepared when all of them are done.
         first = next((one for one in pod["status"].get("initContainerStatuses", []) if not _is_done(one)), container)
         if "running" in first.get("state", {}):
             runs = f"its init container {first['name']} runs"
             text = "waits until the master's pod has an address" if first["name"] == "init-pytorch" else runs
-            yield Reason(text, who=name, weight=0)
+            yield Reason(text, weight=0)
         elif first is container:
-            yield from _preparation(name, container, picture)
+            yield from _preparation(container, pod, picture)
     elif waiting and waiting.get("reason") != "CrashLoopBackOff":
-        yield Reason(
-            f"its container cannot start: {waiting.get('reason')}: {_cut(waiting.get('message', ''))}",
-            "correct what the text names (a secret or config map, or a program that is not in the image)",
-            name,
-            weight=2,
-        )
+        fix = "correct what the text names (a secret or config map, or a program that is not in the image)"
+        yield Reason(_no_start(waiting), fix)
     end = state.get("terminated") or container.get("lastState", {}).get("terminated")
     if end and (end["exitCode"] or end.get("reason") == "OOMKilled" or waiting):
-        yield from _end(name, container, end, limits, picture)
+        yield from _end(container, end, pod, picture)
+
+
+def _no_start(why: Json) -> str:
+    return f"its container cannot start: {why.get('reason')}: {_cut(why.get('message', ''))}"
 
 
 def _is_done(container: Json) -> bool:
@@ -437,66 +396,60 @@ def _is_done(container: Json) -> bool:
     return container.get("state", {}).get("terminated", {}).get("exitCode") == 0 or bool(container.get("started"))
 
 
-def _pull_error(pod: str, waiting: Json, picture: Picture) -> str:
+def _pull_error(pod: Json, waiting: Json, picture: Picture) -> str:
     """The registry's own words: while the kubelet backs off, only an event has them."""
     events = [event for event in _about(pod, picture) if event["message"].startswith("Failed to pull image")]
     if waiting["reason"] == "ImagePullBackOff" and events:
-        return _cut(re.sub(r'^Failed to pull image ".*?": ', "", max(events, key=_when)["message"]))
+        return _cut(re.sub(r'^Failed to pull image ".*?": ', "", events[-1]["message"]))
     return _cut(waiting.get("message") or waiting["reason"])
 
 
-def _preparation(name: str, container: Json, picture: Picture) -> Iterator[Reason]:
+def _preparation(container: Json, pod: Json, picture: Picture) -> Iterator[Reason]:
     failures = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
-    events = sorted(_about(name, picture), key=_when)
-    last = next((event for event in reversed(events) if event["reason"] in (*failures, "Pulling", "Pulled")), None)
+    told = [event for event in _about(pod, picture) if event["reason"] in (*failures, "Pulling", "Pulled")]
+    last = told[-1] if told else None
     if last is not None and last["reason"] in failures:
-        yield Reason(
-            f"its container cannot start: {last['reason']}: {_cut(last['message'])}",
-            "correct the volume, secret or network that the text names",
-            name,
-            weight=2,
-        )
+        yield Reason(_no_start(last), "correct the volume, secret or network that the text names")
     elif last is not None and last["reason"] == "Pulling":
         since = _age(picture.now - _when(last))
-        yield Reason(f"its machine pulls the image {container['image']}, for {since}", who=name, weight=0)
+        yield Reason(f"its machine pulls the image {container['image']}, for {since}", weight=0)
 
 
-def _end(name: str, container: Json, end: Json, limits: Json, picture: Picture) -> Iterator[Reason]:
+def _end(container: Json, end: Json, pod: Json, picture: Picture) -> Iterator[Reason]:
     if end.get("reason") == "ContainerStatusUnknown":  # the kubelet's words, and no time
-        yield Reason(f"container {container['name']} was lost: {_cut(end.get('message', ''))}", who=name, weight=2)
+        yield Reason(f"container {container['name']} was lost: {_cut(end.get('message', ''))}")
         return
     restarts = container.get("restartCount", 0)
     is_now = "running" not in container.get("state", {})
     what = f"container {container['name']} ended with exit status {end['exitCode']}"
     often = f" and was started again {restarts} time(s)" if restarts else ""
     if end.get("reason") == "OOMKilled":
-        limit = limits.get("memory", "its machine")
+        containers = [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+        limits = {one["name"]: one.get("resources", {}).get("limits", {}) for one in containers}
+        limit = limits.get(container["name"], {}).get("memory", "its machine")
         what = f"out of memory: the kernel ended a process of it at the limit of {limit}; {what}"
         fix = "raise mem in requests and limits, or start fewer ranks and loader workers per pod"
         is_now = is_now or restarts > 0
     else:
-        often += _next_try(name, container, picture)
+        often += _next_try(pod["metadata"]["name"], container, picture)
         option = "" if "terminated" in container.get("state", {}) else " --previous"
         fix = "" if end.get("message") else f"kubectl logs{option} shows its output"
-    yield Reason(f"{what} at {_clock(_time(end['finishedAt']))}{often}", fix, name, weight=2, current=is_now)
+    yield Reason(f"{what} at {_clock(_time(end['finishedAt']))}{often}", fix, current=is_now)
     words = [line for line in (end.get("message") or "").splitlines() if line.strip()]
     errors = [line for line in words if line.removeprefix("[safedist] ").startswith("error")]
     if words:
-        yield Reason(f"its last words: {_cut((errors or words)[-1])}", who=name, current=is_now)
+        yield Reason(f"its last words: {_cut((errors or words)[-1])}", weight=1, current=is_now)
 
 
 def _next_try(pod: str, container: Json, picture: Picture) -> str:
     """The kubelet waits longer each time: 10 s, 20 s, … 300 s."""
     waiting = container.get("state", {}).get("waiting", {})
     texts = [(picture.now, waiting.get("message", ""))] if waiting.get("reason") == "CrashLoopBackOff" else []
-    texts += [
-        (_when(event), event["message"])
-        for event in picture.events
-        if event["reason"] == "CrashLoopBackOff" and pod in event["message"]
-    ]
-    pauses = [
-        (when, match[1]) for when, text in texts for match in [re.search(r"back-off (\w+) restarting", text)] if match
-    ]
+    for event in picture.events:  # the operator's, of the job; worker-10's holds worker-1, too
+        if event["reason"] == "CrashLoopBackOff" and f"pod={pod}_" in event["message"]:
+            texts.append((_when(event), event["message"]))
+    found = [(when, re.search(r"back-off (\w+) restarting", text)) for when, text in texts]
+    pauses = [(when, match[1]) for when, match in found if match]
     return f"; the pause before the next start was {max(pauses)[1]} at last, and grows to 5 min" if pauses else ""
 
 
@@ -515,32 +468,22 @@ def _replacements(picture: Picture) -> Iterator[Reason]:
         for events in gone:
             causes = [_STOPS[event["reason"]] for event in events if event["reason"] in _STOPS]
             stop = [event for event in events if event["reason"] == "Killing"]
-            why = (
-                causes[-1]
-                if causes
-                else "it was deleted: by somebody, by a drain, or for its machine"
-                if stop
-                else "it failed"
-            )
-            when = _clock(_when((stop or events)[-1]))
-            yield Reason(f"was stopped at {when} and replaced: {why}", who=name, weight=0, current=False)
+            unknown = "it was deleted: by somebody, by a drain, or for its machine" if stop else "it failed"
+            text = f"was stopped at {_clock(_when((stop or events)[-1]))} and replaced: {[unknown, *causes][-1]}"
+            yield Reason(text, who=name, weight=0, current=False)
 
 
 # --- words and times --------------------------------------------------------------------------------------------------
 
 
-def _about(pod: str, picture: Picture) -> list[Json]:
-    return [event for event in picture.events if event["involvedObject"].get("name") == pod]
+def _about(pod: Json, picture: Picture) -> list[Json]:
+    name = pod["metadata"]["name"]
+    return sorted((event for event in picture.events if event["involvedObject"].get("name") == name), key=_when)
 
 
 def _when(event: Json) -> float:
-    series = event.get("series") or {}
-    return _time(
-        series.get("lastObservedTime")
-        or event.get("lastTimestamp")
-        or event.get("eventTime")
-        or event["metadata"]["creationTimestamp"]
-    )
+    latest = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return _time(latest or event["metadata"]["creationTimestamp"])
 
 
 def _time(text: str) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from .. import envvars
-from ..config.options import DEFAULT_PORT, nodes_text
+from ..config.options import DEFAULT_PORT, nodes_text, parse_nodes
 from ..config.registered import Registered
 from ..errors import TopologyError
 from .devices import ranks_here, sockets_despite_rdma
@@ -34,9 +34,9 @@ def seen_variables(env: Mapping[str, str]) -> dict[str, object]:
     return found if registered is None else {**found, "registered nnodes": registered.nnodes}
 
 
-def handmade(env: Mapping[str, str]) -> list[str]:
-    """Torch's own names, which say nothing of nodes where no operator speaks: a shell, or an image, has set them."""
-    return [name for name in _ENV_ONLY if name in env]
+def _refused(env: Mapping[str, str], what: str, **facts: str | None) -> TopologyError:
+    """The error, with all that was said."""
+    return TopologyError(what, where=seen_variables(env), **facts)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,9 @@ class Words:
         """A variable for which nothing stands in."""
         text = self.env.get(name)
         if not text:
-            raise TopologyError(
-                f"{self.source} does not say {name}",
-                where=seen_variables(self.env),
-                expected=f"{name} beside the other variables of {self.source}",
-                hint="it has no default: a guessed identity would make two nodes believe they are the same one",
-            )
+            expected = f"{name} beside the other variables of {self.source}"
+            hint = "it has no default: a guessed identity would make two nodes believe they are the same one"
+            raise _refused(self.env, f"{self.source} does not say {name}", expected=expected, hint=hint)
         return text
 
     def whole_number(self, name: str) -> int:
@@ -102,31 +99,21 @@ class Words:
         if text.isdecimal():
             raise self.contradiction(f"{name}={text}", f"{asked.nproc_per_node}, as the task is configured")
         if envvars.JOB not in self.env:
-            raise TopologyError(
-                f"{name}={text} leaves the number of ranks to each pod, which could decide differently",
-                where=seen_variables(self.env),
-                expected=f"a number, or {envvars.JOB} pinned into the pod",
-                hint="register the task with this package, which pins it",
-            )
+            what = f"{name}={text} leaves the number of ranks to each pod, which could decide differently"
+            expected = f"a number, or {envvars.JOB} pinned into the pod"
+            hint = "register the task with this package, which pins it"
+            raise _refused(self.env, what, expected=expected, hint=hint)
 
     def unreadable(self, name: str, expected: str) -> TopologyError:
         """The error for a variable that cannot be read."""
-        return TopologyError(
-            f"{name} of {self.source} cannot be read",
-            where=seen_variables(self.env),
-            seen=repr(self.env.get(name)),
-            expected=expected,
-        )
+        what = f"{name} of {self.source} cannot be read"
+        return _refused(self.env, what, seen=repr(self.env.get(name)), expected=expected)
 
     def contradiction(self, seen: str, expected: str) -> TopologyError:
         """The error for an operator that says something else than the configuration."""
-        return TopologyError(
-            f"{self.source} contradicts the task's configuration",
-            where=seen_variables(self.env),
-            seen=seen,
-            expected=expected,
-            hint="register the task again; if it stays, something sets the operator's variables a second time",
-        )
+        what = f"{self.source} contradicts the task's configuration"
+        hint = "register the task again; if it stays, something sets the operator's variables a second time"
+        return _refused(self.env, what, seen=seen, expected=expected, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -159,9 +146,9 @@ def from_env(env: Mapping[str, str], asked: Registered, devices: Collection[str]
     registered = Registered.from_env(env)
     speaking = [adapter for adapter in ADAPTERS if adapter.recognises(env)]
     if len(speaking) > 1:
-        raise TopologyError(
+        raise _refused(
+            env,
             "more than one operator says which node this is",
-            where=seen_variables(env),
             seen=" and ".join(adapter.source for adapter in speaking),
             expected="the variables of one operator",
             hint="remove those that the task's environment, pod template or image sets itself",
@@ -176,12 +163,9 @@ def from_env(env: Mapping[str, str], asked: Registered, devices: Collection[str]
     if envvars.ENDPOINT not in env:
         return topology
     if topology.endpoint is None:
-        raise TopologyError(
-            f"{envvars.ENDPOINT} is set, but there is no other node to meet",
-            where=seen_variables(env),
-            seen=topology.source,
-            hint="remove it; it has a meaning for jobs of two or more nodes only",
-        )
+        what = f"{envvars.ENDPOINT} is set, but there is no other node to meet"
+        hint = "remove it; it has a meaning for jobs of two or more nodes only"
+        raise _refused(env, what, seen=topology.source, hint=hint)
     return replace(topology, endpoint=Words(env, "the user").endpoint(envvars.ENDPOINT))
 
 
@@ -226,10 +210,10 @@ def _trainjob(words: Words, asked: Registered) -> Topology:
 
 
 def _pytorchjob_elastic(words: Words, asked: Registered) -> Topology:
-    low, colon, high = words.required(envvars.PET_NNODES).partition(":")
-    if not (low.isdecimal() and (high.isdecimal() if colon else not high)):
+    nodes = parse_nodes(words.required(envvars.PET_NNODES))
+    if nodes is None:
         raise words.unreadable(envvars.PET_NNODES, "MIN:MAX")
-    words.same_nodes(asked, int(low), int(high or low))
+    words.same_nodes(asked, *nodes)
     words.same_nproc(asked, envvars.PET_NPROC_PER_NODE)
     if asked.min_nodes == asked.max_nodes:
         raise words.contradiction("an elastic policy", f"a job of exactly {asked.max_nodes} nodes, with a Master")
@@ -249,11 +233,12 @@ def _jobset(words: Words, asked: Registered) -> Topology:
 
 def _alone(env: Mapping[str, str], asked: Registered) -> Topology:
     in_pod = envvars.JOB in env or envvars.FLYTE_EXECUTION_ID in env
-    made = handmade(env)
+    # Torch's own names say nothing of nodes where no operator speaks: a shell, or an image, has set them.
+    made = [name for name in _ENV_ONLY if name in env]
     if asked.max_nodes > 1 and (in_pod or made):
-        raise TopologyError(
+        raise _refused(
+            env,
             "nothing says which node of the job this pod is",
-            where=seen_variables(env),
             seen=f"{', '.join(made)}, which name ranks and not nodes" if made else None,
             expected="the variables of one of: " + ", ".join(adapter.source for adapter in ADAPTERS),
             hint=f"unset {', '.join(made)} for a local run; in a pod, {envvars.PET_NODE_RANK}, {envvars.PET_NNODES}, "

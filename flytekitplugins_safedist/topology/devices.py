@@ -57,11 +57,9 @@ def ranks_here(
     # no list where it hands over files.
     listed = env.get(envvars.NVIDIA_VISIBLE_DEVICES, "")
     here = gpus_here(env, devices if gpus or listed == "void" or listed.startswith("/") else ())
-    if here is None or is_partitioned(env):
+    if here is None or here == ranks or is_partitioned(env):
         return ranks, None
     if asked.nproc_is_open:
-        if here == ranks:
-            return ranks, None
         text = f"{gpus} GPU{'' if gpus == 1 else 's'}" if gpus else "no GPUs"
         named = f"{here} rank{'' if here == 1 else 's'}"
         return here, (

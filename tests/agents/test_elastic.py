@@ -11,7 +11,7 @@ import signal
 import pytest
 from flyteidl.core import execution_pb2
 
-from tests.harness.job import Job
+from tests.harness.job import Job, succeeded
 from tests.harness.procs import KILL, Ended, Gate, Running, until, uploaded_error, uploaded_output
 
 ONE_RANK = ("torch_alone", "torch_impatient", "torch_done_early")
@@ -51,6 +51,15 @@ def all_output(*pods: Ended) -> str:
     return "\n".join(pod.err for pod in pods)
 
 
+def goes_on(says: str, *pods: Running) -> tuple[Ended, ...]:
+    """Every pod leaves with 0, one of them has uploaded the outputs, and none of ``max_restarts`` is spent."""
+    ended = succeeded(*pods)
+    assert sorted(name for pod in ended for name in pod.uploaded) == ["outputs.pb"]
+    assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith(says)
+    assert "all ranks start again" not in all_output(*ended)
+    return ended
+
+
 def test_two_nodes_of_two_to_three_meet_and_the_one_that_leads_the_job_uploads(warm, tmp_path):
     host, other = Range(warm, tmp_path, "torch", "nothing").run_two()
     assert (host.code, other.code) == (0, 0), all_output(host, other)
@@ -72,12 +81,8 @@ def test_when_a_node_is_killed_in_a_collective_the_others_go_on_without_it(warm,
     while "of 4" not in (line := ranks_gate.heard(1)[0]):
         pass
     ranks_gate.let_go(8)
-    ended = [pod.wait() for pod in pods[:2]]
-    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
-    assert sorted(ended[0].uploaded + ended[1].uploaded) == ["outputs.pb"]
-    assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith("6 from 4 of 4 ranks on 2 nodes")
+    goes_on("6 from 4 of 4 ranks on 2 nodes", *pods[:2])
     assert "round 0" not in line
-    assert "restart 1 of 1" not in all_output(*ended)
 
 
 def test_when_a_node_is_told_to_stop_the_others_go_on_at_once(warm, tmp_path, ranks_gate: Gate):
@@ -90,9 +95,7 @@ def test_when_a_node_is_told_to_stop_the_others_go_on_at_once(warm, tmp_path, ra
     assert all("round 1 " in line and "of 4" in line for line in ranks_gate.heard(4))
     assert pods[2].wait().code == 137
     ranks_gate.let_go(4)
-    ended = [pod.wait() for pod in pods[:2]]
-    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
-    assert uploaded_output(next(pod for pod in ended if pod.uploaded)) == "6 from 4 of 4 ranks on 2 nodes in round 1"
+    ended = goes_on("6 from 4 of 4 ranks on 2 nodes in round 1", *pods[:2])
     assert all("has left: told to stop by SIGTERM" in pod.err for pod in ended)
 
 
@@ -108,9 +111,7 @@ def test_a_node_that_is_lost_with_rank_0s_outputs_costs_a_round_though_its_rank_
     again = job.start(1)
     assert ranks_gate.heard(1) == ["rank 1 round 1"]
     ranks_gate.let_go(2)
-    ended = host.wait(), again.wait()
-    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
-    assert uploaded_output(next(pod for pod in ended if pod.uploaded)) == "round 1"
+    goes_on("round 1", host, again)
 
 
 def test_a_node_that_comes_late_is_taken_in_without_spending_a_restart(warm, tmp_path, ranks_gate: Gate):
@@ -121,11 +122,7 @@ def test_a_node_that_comes_late_is_taken_in_without_spending_a_restart(warm, tmp
     heard = ranks_gate.heard(6)
     assert all("of 6" in line and "round 0 " not in line for line in heard)
     ranks_gate.let_go(10)
-    ended = [pod.wait() for pod in pods]
-    assert [pod.code for pod in ended] == [0, 0, 0], all_output(*ended)
-    assert sorted(name for pod in ended for name in pod.uploaded) == ["outputs.pb"]
-    assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith("15 from 6 of 6 ranks on 3 nodes")
-    assert "start again" not in all_output(*ended)
+    goes_on("15 from 6 of 6 ranks on 3 nodes", *pods)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +139,7 @@ def test_the_others_outlive_the_stores_host_and_go_on_with_the_one_that_takes_it
     again = job.start_host()
     assert all("round 0 " not in line and "of 4" in line for line in ranks_gate.heard(4))
     ranks_gate.let_go(8)
-    ended = again.wait(), other.wait()
-    assert [pod.code for pod in ended] == [0, 0], all_output(*ended)
-    assert sorted(ended[0].uploaded + ended[1].uploaded) == ["outputs.pb"]
-    assert uploaded_output(next(pod for pod in ended if pod.uploaded)).startswith("6 from 4 of 4 ranks on 2 nodes")
-    assert [pod.left for pod in ended] == [[], []]
-    assert "all ranks start again" not in all_output(*ended)  # none of max_restarts is spent
+    goes_on("6 from 4 of 4 ranks on 2 nodes", again, other)
 
 
 def test_three_pods_lose_the_stores_host_and_meet_again_at_its_replacement(warm, tmp_path, ranks_gate: Gate):
@@ -160,9 +152,7 @@ def test_three_pods_lose_the_stores_host_and_meet_again_at_its_replacement(warm,
     while "of 6" not in (line := ranks_gate.heard(1)[0]):
         ranks_gate.let_go(1)  # two may have gone on before the third was there
     ranks_gate.let_go(12)
-    ended = [pod.wait() for pod in pods]
-    assert [pod.code for pod in ended] == [0, 0, 0], all_output(*ended)
-    assert sorted(name for pod in ended for name in pod.uploaded) == ["outputs.pb"]
+    goes_on("15 from 6 of 6 ranks on 3 nodes", *pods)
     assert "round 0 " not in line
 
 

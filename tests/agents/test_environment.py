@@ -27,20 +27,23 @@ def told(warm, tmp_path, ranks_gate, monkeypatch):
     return run
 
 
-def test_ranks_that_share_a_node_compute_on_one_thread_each_unless_somebody_says_otherwise(told):
-    found = told("two_ranks")
-    assert (found["OMP_NUM_THREADS"], found["at import"]) == ("1", "1")
+@pytest.mark.parametrize(
+    ("kind", "given", "threads"),
+    [("call", {}, "1"), ("execute", {"OMP_NUM_THREADS": "2"}, "2")],
+    ids=["locally", "in a pod that says otherwise"],
+)
+def test_ranks_that_share_a_node_compute_on_one_thread_each_unless_the_pod_says_otherwise(told, kind, given, threads):
+    odd = os.fsdecode(b"not utf-8: \xff\xfe")
+    found = told("two_ranks", kind=kind, **given, ODD=odd, ODD_TOKEN=odd)
+    assert (found["OMP_NUM_THREADS"], found["at import"]) == (threads, threads)
+    assert found["ODD"] == odd, "what is not UTF-8 reaches the ranks as it is, and harms nobody"
 
 
-def test_a_rank_on_its_own_has_the_whole_node(told):
+def test_a_rank_on_its_own_has_the_whole_node_and_none_of_the_variables_that_make_importing_safe(told):
     found = told("one_rank")
     assert "OMP_NUM_THREADS" not in found
     assert found["at import"] is None
-
-
-def test_the_pods_word_beats_the_default(told):
-    found = told("two_ranks", OMP_NUM_THREADS="2")
-    assert (found["OMP_NUM_THREADS"], found["at import"]) == ("2", "2")
+    assert not SAFE_IMPORT_ENVIRONMENT.keys() & found.keys()
 
 
 def test_the_tasks_word_beats_the_pods_and_safedists(told):
@@ -55,16 +58,6 @@ def test_in_a_pod_the_container_has_the_tasks_word_or_that_of_the_execution_whic
     found = told("with_variables_of_its_own", kind="execute", TEST_POD="the execution's", OMP_NUM_THREADS="2")
     assert (found["OMP_NUM_THREADS"], found["at import"]) == ("2", "2")
     assert found["TEST_POD"] == "the execution's"
-
-
-def test_variables_that_make_importing_safe_do_not_reach_the_ranks(told):
-    assert not SAFE_IMPORT_ENVIRONMENT.keys() & told("one_rank").keys()
-
-
-@pytest.mark.parametrize("kind", ["call", "execute"])
-def test_a_variable_that_is_not_utf_8_reaches_the_ranks_as_it_is_and_harms_nobody(told, kind):
-    odd = os.fsdecode(b"not utf-8: \xff\xfe")
-    assert told("two_ranks", kind=kind, ODD=odd, ODD_TOKEN=odd)["ODD"] == odd
 
 
 def test_a_new_round_finds_no_process_and_no_scratch_of_the_round_before_it(warm, tmp_path, ranks_gate):

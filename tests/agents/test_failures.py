@@ -112,11 +112,7 @@ def test_a_collective_that_a_rank_skips_is_said_to_be_that_with_where_the_rank_w
 
 
 def test_the_node_of_a_rank_that_skips_a_collective_has_in_its_log_where_that_was(warm, tmp_path):
-    class Failing(Job):
-        module = "job_failing"
-        nproc_per_node = 1
-
-    waited, skipped = Failing(warm, tmp_path / "job", "one_node_skips_a_collective", "").run()
+    waited, skipped = Job(warm, tmp_path / "job", "job_failing:one_node_skips_a_collective", nproc_per_node=1).run()
     error = uploaded_error(waited)
     assert error.code == "USER:CollectiveTimeout"
     assert "rank 0 (local_rank 0) on node 0" in error.message.splitlines()[0]
@@ -133,12 +129,9 @@ def test_the_same_failure_of_the_same_rank_at_the_same_step_is_not_restarted_a_s
 
 
 def test_restarts_that_bring_no_progress_end_the_job_and_name_the_node_of_all_failures(warm, tmp_path):
-    class Standing(Job):
-        module = "job_checkpoints"
-        nproc_per_node = 1
-
     variables = {"TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
-    ended, _ = Standing(warm, tmp_path / "job", "comes_no_further", "", variables).run()
+    job = Job(warm, tmp_path / "job", "job_checkpoints:comes_no_further", "", variables, nproc_per_node=1)
+    ended, _ = job.run()
     message = uploaded_error(ended).message
     assert "raised IndexError: no such label" in message.splitlines()[0]
     assert "Not restarted in place: 3 rounds in a row have failed at or before step 5: restarts bring no" in message

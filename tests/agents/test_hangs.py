@@ -161,27 +161,6 @@ def test_a_hang_that_is_only_to_be_reported_is_told_in_the_log_and_the_job_goes_
     assert "in waits_alone" in running.shown, "who calls it"
 
 
-@pytest.mark.parametrize("module", ["job_hangs", "job_hangs_horovod"])
-def test_a_rank_that_computes_is_told_of_and_waited_for_up_to_the_ceiling(
-    warm, tmp_path: Path, ranks_gate, module: str
-) -> None:
-    """An evaluation on one rank, the others at a barrier: floor is over, and the job would fail for a hang."""
-    running = warm.start(f"{module}:evaluates", tmp_path / "job", environment=ranks_gate.environment)
-    until(lambda: "slow, or an endless loop" in running.shown, "it is told")
-    ranks_gate.let_go(1)
-    assert running.wait().value == "evaluated"
-
-
-def test_a_rank_that_waits_for_a_compiler_is_told_of_and_waited_for_up_to_the_ceiling(
-    warm, tmp_path: Path, ranks_gate
-) -> None:
-    """What it has started computes, in a session of its own, as the workers of torch's compiler may."""
-    running = warm.start("job_hangs:compiles", tmp_path / "job", environment=ranks_gate.environment)
-    until(lambda: "slow, or an endless loop" in running.shown, "it is told")
-    ranks_gate.let_go(1)
-    assert running.wait().value == "compiled"
-
-
 @pytest.mark.parametrize(
     ("task", "says"),
     [
@@ -205,11 +184,8 @@ def test_a_job_that_tells_its_steps_hangs_where_they_do_not_end(warm, tmp_path: 
 def test_ranks_that_have_returned_hold_up_the_others_also_where_their_node_is_gone(
     warm, tmp_path: Path, ranks_gate
 ) -> None:
-    class Returned(Job):
-        module = "job_hangs"
-        nproc_per_node = 1
-
-    job = Returned(warm, tmp_path / "job", "waits_for_a_node_that_has_returned", more=ranks_gate.environment)
+    task, more = "job_hangs:waits_for_a_node_that_has_returned", ranks_gate.environment
+    job = Job(warm, tmp_path / "job", task, more=more, nproc_per_node=1)
     leaves, stays = job.start(1), job.start(0)
     until(job.a_node_is_done, "rank 1 has returned")
     leaves.signal(TERM)
@@ -244,29 +220,9 @@ def test_a_hang_at_the_same_step_again_is_not_tried_again(warm, tmp_path: Path) 
     assert "This was round 1" in text
 
 
-@pytest.mark.parametrize(
-    ("how", "line"),
-    [
-        ("copies", "rank 1 has waited for rank 0 for 2 s in Checkpoints.save"),
-        ("writes", "the end waits for the save before, which is still being written"),
-    ],
-)
-def test_a_save_to_a_slow_store_is_told_of_and_is_no_hang(
-    warm, tmp_path: Path, ranks_gate, how: str, line: str
-) -> None:
-    environment = {**ranks_gate.environment, "TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
-    running = warm.start("job_hangs:saves", tmp_path / "job", inputs={"how": how}, environment=environment)
-    until(lambda: line in running.shown, "it is told")
-    ranks_gate.let_go(3)
-    assert running.wait().value == "saved"
-
-
 @pytest.mark.end("hang", "USER:HangError")
 def test_what_flyte_is_told_is_the_hang(warm, tmp_path: Path, as_promised) -> None:
-    class Hanging(Job):
-        module = "job_hangs"
-
-    ended, other = Hanging(warm, tmp_path / "job", "one_of_another_node_sleeps").run()
+    ended, other = Job(warm, tmp_path / "job", "job_hangs:one_of_another_node_sleeps").run()
     as_promised(ended)
     message = uploaded_error(ended).message
     assert "rank 3 (local_rank 1) on node 1" in message

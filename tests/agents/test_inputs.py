@@ -22,11 +22,7 @@ OF_FOLDER = {"a.txt": "a", "deep/b.txt": "b", "run-[lr=0.1]/c.txt": "c"}
 FILES = ("file.bin", "several-0", "several-1", "named", "weights", "settings-0")
 
 
-class InputsJob(Job):
-    module = "job_inputs"
-
-
-def job(warm: Any, tmp_path: Any, s3: Any, how: str) -> tuple[InputsJob, list[str]]:
+def job(warm: Any, tmp_path: Any, s3: Any, how: str) -> tuple[Job, list[str]]:
     """The job, with its inputs in the store, and the pods' further arguments."""
     prefix = tmp_path.name
     for name, text in OF_FOLDER.items():
@@ -41,7 +37,7 @@ def job(warm: Any, tmp_path: Any, s3: Any, how: str) -> tuple[InputsJob, list[st
     }
     sent = TypeEngine.dict_to_literal_map(FlyteContextManager.current_context(), values, reads.python_interface.inputs)
     (tmp_path / "inputs.pb").write_bytes(sent.to_flyte_idl().SerializeToString())
-    made = InputsJob(warm, tmp_path, "reads", how, s3.environment)
+    made = Job(warm, tmp_path, "job_inputs:reads", how, s3.environment)
     return made, ["--inputs", str(tmp_path / "inputs.pb")]
 
 

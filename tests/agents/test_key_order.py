@@ -7,12 +7,12 @@ interpreters of their own, as pods are.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from flyteidl.core import literals_pb2
 
 from tests.harness.job import Job, ended
+from tests.harness.pod import SAFEDIST_EXECUTE, pyflyte_execute
 from tests.harness.procs import ROOT, Running, uploaded_output
 from tests.harness.registered import registered
 
@@ -42,29 +42,23 @@ def inputs(directory: Path) -> None:
     (directory / "inputs.pb").write_bytes(sent.SerializeToString())
 
 
-class KeysJob(Job):
-    module = "job_keys"
-
-
 def pod(job: Job, number: int) -> Running:
     """``safedist-execute`` in an interpreter of its own."""
     files = job.directory / f"node-{number}"
-    command = [str(Path(sys.executable).with_name("safedist-execute")), "--", "pyflyte-execute"]
     outputs = job.directory / "uploads" / files.name
     files.mkdir()
     (files / "outputs").symlink_to(outputs)
-    command += ["--inputs", str(job.directory / "inputs.pb"), "--output-prefix", str(outputs)]
-    command += ["--raw-output-data-prefix", str(files / "raw"), "--resolver"]
-    command += ["flytekit.core.python_auto_container.default_task_resolver", "--"]
-    command += ["task-module", job.module, "task-name", job.task]
+    task = pyflyte_execute(f"{job.module}:{job.task}", job.directory / "inputs.pb", outputs, files / "raw")
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'jobs'}"}
     told = registered(nodes="2", nproc_per_node=2)
-    return job.warm.command(command, files, {**job.variables(number), **told, **job.environment, **path})
+    return job.warm.command(
+        [SAFEDIST_EXECUTE, "--", *task], files, {**job.variables(number), **told, **job.environment, **path}
+    )
 
 
 def test_a_dict_has_one_order_of_keys_in_all_ranks_of_two_nodes(warm, tmp_path):
     inputs(tmp_path)
-    job = KeysJob(warm, tmp_path, "keys")
+    job = Job(warm, tmp_path, "job_keys:keys")
     waiting = pod(job, 1)
     first, _ = ended(pod(job, 0), waiting)
     assert first.uploaded == ["outputs.pb"], first.err

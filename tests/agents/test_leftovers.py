@@ -76,8 +76,11 @@ def test_after_a_failure_nothing_is_left(warm, tmp_path, ranks_gate, task):
     assert_nothing_left(ended, sockets)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-@pytest.mark.parametrize("task", ["waits", HOROVOD])
+@pytest.mark.parametrize(
+    ("task", "number"),
+    [("waits", signal.SIGINT), pytest.param("waits_horovod", signal.SIGTERM, marks=pytest.mark.horovod)],
+    ids=["torch, SIGINT", "horovod, SIGTERM"],
+)
 def test_after_a_signal_to_stop_nothing_is_left(warm, tmp_path, ranks_gate, task, number):
     running, _ = start(warm, tmp_path / "job", ranks_gate, task)
     sockets = listening(running.pid)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.harness.moto_s3 import BUCKET, S3
+from tests.harness.pod import pyflyte_execute
 from tests.harness.procs import Ended, Warm
 from tests.harness.product import ReservedPort
 from tests.harness.registered import registered
@@ -27,11 +28,10 @@ def run(warm: Warm, s3: S3, directory: Path) -> list[Ended]:
     prefix = f"s3://{BUCKET}/{directory.name}"
     code = s3.put(f"{directory.name}/fast.tar.gz", project({"job_logs.py": (JOBS / "job_logs.py").read_text()}))
     arguments = [
-        *("--additional-distribution", code, "--dest-dir", ".", "--", "pyflyte-execute"),
-        *("--inputs", s3.put(f"{directory.name}/inputs.pb", b"")),
-        *("--output-prefix", f"{prefix}/out", "--raw-output-data-prefix", f"{prefix}/raw"),
-        *("--resolver", "flytekit.core.python_auto_container.default_task_resolver"),
-        *("--", "task-module", "job_logs", "task-name", "train"),
+        *("--additional-distribution", code, "--dest-dir", ".", "--"),
+        *pyflyte_execute(
+            "job_logs:train", s3.put(f"{directory.name}/inputs.pb", b""), f"{prefix}/out", f"{prefix}/raw"
+        ),
     ]
     started = []
     for node in (1, 0):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.job import Job
+from tests.harness.job import Job, succeeded
 from tests.harness.procs import KILL, TERM, Ended, Gate, Running, until, uploaded_error, uploaded_output
 
 STOP = signal.SIGSTOP
@@ -58,11 +58,9 @@ def output_of(job: OnePrefix, ended: Ended) -> str:
     return uploaded_output(ended)
 
 
-def goes_on(job: OnePrefix, *pods: Running) -> list[Ended]:
+def goes_on(job: OnePrefix, *pods: Running) -> tuple[Ended, ...]:
     """Every pod leaves with 0, the attempt has one output, and none of ``max_restarts`` is spent."""
-    ended = [pod.wait() for pod in pods]
-    assert [pod.code for pod in ended] == [0] * len(pods), "\n".join(pod.err for pod in ended)
-    assert [pod.left for pod in ended] == [[]] * len(pods)
+    ended = succeeded(*pods)
     assert job.uploaded == ["outputs.pb"]
     assert output_of(job, ended[0]).startswith("6 from 4 ranks in round ")
     assert not any("all ranks start again" in pod.err for pod in ended)

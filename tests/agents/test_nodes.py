@@ -15,7 +15,7 @@ import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
 from tests.harness import needs
-from tests.harness.job import Job
+from tests.harness.job import Job, succeeded
 from tests.harness.procs import KILL, TERM, Ended, Gate, at_rest, until, uploaded_error, uploaded_output
 
 NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors_pb2.ContainerError.RECOVERABLE
@@ -88,11 +88,8 @@ def test_ranks_may_meet_in_another_order(warm, tmp_path):
 @pytest.mark.horovod
 def test_a_host_without_an_address_is_an_error_and_no_crash_of_horovod(warm, tmp_path):
     needs.root("rename the host of a process")
-
-    class OneRankEach(Job):
-        nproc_per_node = 1
-
-    error = uploaded_error(OneRankEach(warm, tmp_path, "horovod_on_a_host_without_address").run()[0])
+    first, _ = Job(warm, tmp_path, "horovod_on_a_host_without_address", nproc_per_node=1).run()
+    error = uploaded_error(first)
     assert (error.code, error.kind) == ("USER:TopologyError", NON_RECOVERABLE)
     assert "[host=no-such-host.invalid]" in error.message
     assert "HOROVOD_GLOO_IFACE" in error.message
@@ -113,8 +110,7 @@ def test_a_full_disk_is_told_before_it_is_seen_what_fills_it(warm, tmp_path, ran
     assert "round 0 is over: rank 3 failed (OSError) on node 1" in log.read_text(errors="replace")
     assert ranks_gate.heard(1) == ["measures"]
     ranks_gate.let_go(1)
-    first, second = (pod.wait() for pod in pods)
-    assert (first.code, second.code) == (0, 0), first.err + second.err
+    first, _ = succeeded(*pods)
     said = r"rank 3 ran out of disk space\. Scratch is limited to 1\.8 GiB by .*: .* \(rank .*, rank .*\); .* free"
     assert re.match(said, uploaded_error(first).message), "that of its own pod: node 0's has no limit"
 
@@ -131,8 +127,7 @@ def test_a_node_that_stood_still_as_its_rank_failed_tells_the_cause_though_it_wa
     log = pods[0].files / "err"
     until(lambda: "no sign of life" in log.read_text(errors="replace"), "node 0 gives the other up")
     pods[1].signal(signal.SIGCONT)
-    first, second = (pod.wait() for pod in pods)
-    assert (first.code, second.code) == (0, 0), first.err + second.err
+    first, second = succeeded(*pods)
     assert (first.uploaded, second.uploaded) == (["error.pb"], [])
     error = uploaded_error(first)
     assert error.code == "USER:ValueError"
@@ -255,8 +250,7 @@ def test_the_place_of_a_lost_node_taken_ends_every_wait_for_it(warm, tmp_path, r
     rounds = [line for line in ranks_gate.heard(4) if "round 0 " not in line]
     assert len(rounds) == 4
     ranks_gate.let_go(8)
-    ended = first.wait(), again.wait()
-    assert [node.code for node in ended] == [0, 0], ended[0].err
+    ended = succeeded(first, again)
     assert [node.uploaded for node in ended] == [["outputs.pb"], []]
     assert "6 from 4 ranks" in uploaded_output(ended[0])
     # Of a killed one the connection is lost as well, and either may be noticed first.
@@ -280,8 +274,7 @@ def test_what_the_agent_of_a_replaced_node_finds_in_its_rank_ends_the_job_and_no
     lost.signal(KILL)
     lost.wait()
     again = job.start(1)
-    ended = first.wait(), again.wait()
-    assert [node.code for node in ended] == [0, 0], ended[1].err
+    ended = succeeded(first, again)
     assert [node.uploaded for node in ended] == [["error.pb"], []]
     error = uploaded_error(ended[0])
     assert error.code == code
@@ -319,8 +312,7 @@ def test_node_0_that_is_told_to_stop_tells_the_others_first(warm, tmp_path, rank
     # Within this gate's patience, which is a fraction of what node 1 may wait for node 0's last word.
     assert all("round 0 " not in line for line in ranks_gate.heard(4))
     ranks_gate.let_go(8)
-    ended = again.wait(), second.wait()
-    assert [node.code for node in ended] == [0, 0], ended[1].err
+    ended = succeeded(again, second)
     assert "node 0 has left: told to stop by SIGTERM" in ended[1].err
 
 
@@ -357,8 +349,7 @@ def test_a_node_that_is_lost_after_its_ranks_have_succeeded_restarts_nobody(warm
     again = job.start(1)
     until(lambda: "this node may take part in the next one" in (again.files / "err").read_text(), "node 1 is back")
     ranks_gate.let_go(1)
-    ended = first.wait(), again.wait()
-    assert [node.code for node in ended] == [0, 0], ended[1].err
+    ended = succeeded(first, again)
     assert uploaded_output(ended[0]) == "round 0"
     assert ended[1].uploaded == []
 

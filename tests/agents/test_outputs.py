@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
-from pathlib import Path
 
 import pytest
 from flyteidl.core import literals_pb2
 from flytekit.core.type_engine import LiteralsResolver
 from flytekit.models.literals import LiteralMap
 
+from tests.harness.pod import SAFEDIST_EXECUTE, pyflyte_execute
 from tests.harness.procs import ROOT, until, uploaded_error, uploaded_output
 from tests.harness.proxy import Proxy
 from tests.harness.registered import registered
@@ -128,10 +127,8 @@ def test_it_is_none_in_a_local_run_either(warm, tmp_path, call, inputs, value):
 def test_nor_is_it_where_the_pods_variable_says_so(warm, tmp_path):
     inputs, outputs = tmp_path / "inputs.pb", tmp_path / "job" / "outputs"
     inputs.write_bytes(b"")
-    command = [str(Path(sys.executable).parent / "safedist-execute"), "--", "pyflyte-execute", "--inputs", str(inputs)]
-    command += ["--output-prefix", str(outputs), "--raw-output-data-prefix", str(tmp_path / "raw"), "--resolver"]
-    command += ["flytekit.core.python_auto_container.default_task_resolver", "--", "task-module", "job_warnings"]
     environment = {"PYTHONWARNINGS": "error", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'jobs'}"}
     environment |= registered(nproc_per_node=2, decks=["Timeline"])
-    ended = warm.command([*command, "task-name", "strict"], tmp_path / "job", environment).wait()
+    command = [SAFEDIST_EXECUTE, "--", *pyflyte_execute("job_warnings:strict", inputs, outputs, tmp_path / "raw")]
+    ended = warm.command(command, tmp_path / "job", environment).wait()
     assert (ended.code, ended.uploaded) == (0, ["deck.html", "outputs.pb"]), ended.err

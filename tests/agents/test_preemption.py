@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import test_elastic
-from tests.harness.job import Job
+from tests.harness.job import Job, succeeded
 from tests.harness.procs import KILL, TERM, Gate, Running, alive, until, uploaded_output
 from tests.harness.product import agreement
 
@@ -59,8 +59,7 @@ def test_all_ranks_save_at_one_step_and_the_job_goes_on_from_it_when_the_pod_is_
     again = job.start(1)
     heard = ranks_gate.heard(4)
     assert all(f"from {step} of 4" in line and "round 0" not in line for line in heard)
-    ended = first.wait(), again.wait()
-    assert [node.code for node in ended] == [0, 0], ended[0].err
+    ended = succeeded(first, again)
     assert uploaded_output(ended[0]).startswith(f"from {step} to {step + 3} in round ")
     assert "start again: restart" not in ended[0].err, "no restart of the user's is there to be spent"
 
@@ -82,8 +81,7 @@ def test_node_0_or_all_nodes_told_to_stop_the_job_goes_on_from_the_step_at_which
         assert gone.uploaded == []
         pods[node] = job.start(node)
     assert all(f"from {step} of 4" in line for line in ranks_gate.heard(4))
-    ended = [pod.wait() for pod in pods]
-    assert [node.code for node in ended] == [0, 0], ended[0].err
+    ended = succeeded(*pods)
     assert uploaded_output(ended[0]).startswith(f"from {step} to {step + 3} in round ")
     assert not any("start again: restart" in node.err for node in ended)
 
@@ -241,8 +239,7 @@ def saves_and_goes_on(job: Preempted, told: Running, other: Running, ranks_gate:
     assert told.wait().code not in (0, -TERM)
     again = job.start(0)
     assert all("round 1" in line for line in ranks_gate.heard(4))
-    ended = again.wait(), other.wait()
-    assert [node.code for node in ended] == [0, 0], ended[0].err
+    ended = succeeded(again, other)
     assert uploaded_output(ended[0]) == "done in round 1"
 
 
@@ -343,5 +340,4 @@ def test_a_range_goes_on_larger_and_smaller_from_the_step_at_which_all_ranks_sav
     step = one_step(ranks_gate.heard(6))
     assert "outputs.pb" not in pods[2].wait().uploaded
     assert all(f"from {step} of 4" in line for line in ranks_gate.heard(4))
-    ended = [pod.wait() for pod in pods[:2]]
-    assert [node.code for node in ended] == [0, 0], ended[0].err
+    succeeded(*pods[:2])

@@ -14,6 +14,7 @@ import pytest
 from flyteidl.core import literals_pb2
 from flytekit.configuration import Image, ImageConfig, SerializationSettings
 
+from tests.harness.pod import pyflyte_execute
 from tests.harness.procs import ROOT
 from tests.harness.product import envvars
 from tests.jobs import job_preloaded
@@ -34,10 +35,8 @@ def in_a_pod(task: str, directory: Path, **further: str) -> tuple[dict[str, Any]
     """What the task returned, and the log of ``safedist-execute`` under the variables that registration gives it."""
     directory.mkdir()
     (directory / "inputs.pb").write_bytes(b"")
-    command = ["pyflyte-execute", "--inputs", str(directory / "inputs.pb"), "--output-prefix", str(directory / "out")]
-    command += ["--raw-output-data-prefix", str(directory / "raw")]
-    command += ["--resolver", "flytekit.core.python_auto_container.default_task_resolver"]
-    command += ["--", "task-module", "job_preloaded", "task-name", task]
+    places = (directory / name for name in ("inputs.pb", "out", "raw"))
+    command = pyflyte_execute(f"job_preloaded:{task}", *places)
     (container,) = getattr(job_preloaded, task).get_k8s_pod(SETTINGS).pod_spec["containers"]
     registered = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     registered.pop(envvars.SCRATCH_ROOT, None)  # a volume of the pod's

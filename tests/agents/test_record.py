@@ -128,14 +128,8 @@ def test_what_a_rank_raised_is_there_without_its_secrets(warm, tmp_path):
     assert "hunter2secret" not in whole
 
 
-class TwoNodes(Job):
-    """Of the module with tasks whose runs are looked at."""
-
-    module = "job_recorded"
-
-
 def test_the_page_of_node_0_has_the_ranks_of_all_nodes_and_how_well_their_clocks_are_known(warm, tmp_path):
-    first, second = TwoNodes(warm, tmp_path, "two_nodes").run()
+    first, second = Job(warm, tmp_path, "job_recorded:two_nodes").run()
     assert (first.uploaded, second.uploaded) == (["deck.html", "error.pb"], [])
     text = Page(page(first).removesuffix("</div>")).text
     assert "4 rank(s) on 2 node(s)" in text
@@ -144,15 +138,10 @@ def test_the_page_of_node_0_has_the_ranks_of_all_nodes_and_how_well_their_clocks
     assert "raised ValueError: no learning rate" in text
 
 
-class Range(TwoNodes):
-    """A range, which one node of two can leave."""
-
-    nodes = "1:2"
-
-
 def test_a_range_that_shrank_says_which_node_was_lost_and_what_ran_before(warm, tmp_path):
     with gate(tmp_path / "gate") as ranks:
-        job = Range(warm, tmp_path, "a_range", "", ranks.environment)
+        job = Job(warm, tmp_path, "job_recorded:a_range", "", ranks.environment)
+        job.nodes = "1:2"
         host = job.start(0)
         until(job.listening, "the first pod listens")
         other = job.start(1)
@@ -196,7 +185,7 @@ def seen_now(deck: Path) -> str:
 def test_while_the_job_runs_the_page_shows_the_ranks_and_gpus_of_all_nodes(warm, tmp_path, ranks_gate, nvml_driver):
     Gpus(tmp_path / "gpus", 2).say(1, busy=97, used=3 << 30, total=80 << 30)
     gpus = {"TEST_NVML": str(tmp_path / "gpus"), "TEST_NVML_LIBRARY": str(nvml_driver)}
-    job = TwoNodes(warm, tmp_path, "two_nodes_wait", "", {**ranks_gate.environment, **QUICK, **gpus})
+    job = Job(warm, tmp_path, "job_recorded:two_nodes_wait", "", {**ranks_gate.environment, **QUICK, **gpus})
     other = job.start(1)
     first = job.start(0)
     ranks_gate.heard(4)

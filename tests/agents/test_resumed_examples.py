@@ -71,7 +71,7 @@ def test_killed_in_the_middle_and_resumed_it_has_the_loss_of_the_unbroken_run(
 def test_told_to_stop_in_the_middle_not_one_step_is_lost(warm, tmp_path, ranks_gate: Gate, unbroken, task, module):
     directory = tmp_path / "told"
     environment = {**ranks_gate.environment, "TEST_WHERE": str(directory / "saves"), "TEST_MODULE": module}
-    job = Resumed(warm, directory, f"{task}_nodes", "told", environment)
+    job = Job(warm, directory, f"job_resumed:{task}_nodes", "told", environment, nproc_per_node=1)
     first, told = job.start(0), job.start(1)
     ranks_gate.heard(2)
     told.signal(TERM)
@@ -85,10 +85,3 @@ def test_told_to_stop_in_the_middle_not_one_step_is_lost(warm, tmp_path, ranks_g
     assert int(agreed) in (12, 13), "every rank had done step 11, and no save is due before step 14"
     assert float(uploaded_output(ended[0])) == pytest.approx(unbroken(task, module), rel=1e-5)
     assert "start again: restart" not in ended[0].err
-
-
-class Resumed(Job):
-    """Two pods with one rank each."""
-
-    module = "job_resumed"
-    nproc_per_node = 1

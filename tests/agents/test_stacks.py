@@ -49,22 +49,9 @@ def test_a_rank_that_holds_the_interpreter_is_shown_beside_those_who_wait_for_it
     assert "worker.py" not in text
 
 
-def test_a_rank_that_is_stopped_is_said_to_be_that(warm, tmp_path: Path, ranks_gate) -> None:
-    running = warm.start("job_hangs:one_waits", tmp_path / "job", environment=ranks_gate.environment)
-    ranks_gate.heard(2)
-    until(lambda: "in waits_alone" in stacks(tmp_path).stdout, "rank 1 waits")
-    _, pid = map(int, re.findall(r"^    process.* (\d+)$", stacks(tmp_path).stdout, re.MULTILINE))
-    os.kill(pid, signal.SIGSTOP)
-    until(
-        lambda: "rank 1 (1 of 2) stands stopped (SIGSTOP); it has not answered" in stacks(tmp_path).stdout,
-        "it is seen",
-    )
-    os.kill(pid, signal.SIGCONT)
-    ranks_gate.let_go(1)
-    assert running.wait().code == 0
-
-
-def test_the_agent_shows_it_in_its_log_at_sigquit_and_the_job_goes_on(warm, tmp_path: Path, ranks_gate) -> None:
+def test_the_agent_shows_it_in_its_log_at_sigquit_and_a_rank_that_is_stopped_is_said_to_be_that(
+    warm, tmp_path: Path, ranks_gate
+) -> None:
     running = warm.start("job_hangs:one_waits", tmp_path / "job", environment=ranks_gate.environment)
     ranks_gate.heard(2)
     until(
@@ -73,9 +60,13 @@ def test_the_agent_shows_it_in_its_log_at_sigquit_and_the_job_goes_on(warm, tmp_
     )
     running.signal(signal.SIGQUIT)
     until(lambda: "in waits_alone" in running.shown, "it is shown")
+    _, pid = map(int, re.findall(r"^    process.* (\d+)$", stacks(tmp_path).stdout, re.MULTILINE))
+    os.kill(pid, signal.SIGSTOP)
+    stopped = "rank 1 (1 of 2) stands stopped (SIGSTOP); it has not answered"
+    until(lambda: stopped in stacks(tmp_path).stdout, "it is seen")
+    os.kill(pid, signal.SIGCONT)
     ranks_gate.let_go(1)
-    ended = running.wait()
-    assert ended.code == 0
+    assert running.wait().code == 0, "the job goes on"
     assert "rank 0 (1 of 2) stands in all_reduce, called at job_hangs.py" in running.shown
 
 

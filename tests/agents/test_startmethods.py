@@ -174,7 +174,6 @@ def test_a_task_travels_by_value_with_large_globals(warm, tmp_path):
 
 
 def test_a_module_that_calls_its_task_as_it_is_imported_is_told_so(warm, tmp_path):
-    (tmp_path / "calls.py").write_text(SCRIPT.replace("Config", "int") + "train(config=1)\n")
     source = "from flytekit import task\nfrom flytekitplugins_safedist import SafeTorch\n"
     source += "@task(task_config=SafeTorch())\ndef train() -> int:\n    return 1\n"
     (tmp_path / "calls.py").write_text(source + "FOUND = train()\n")

@@ -46,26 +46,35 @@ def test_a_hang_is_found(warm, tmp_path: Path, task: str, environment: dict[str,
     assert re.search(rf"the job does not move: rank 1 is at .*, and does nothing .*; {says}", text), text
 
 
+SLOW = "slow, or an endless loop"
+
+
 @pytest.mark.parametrize(
-    ("task", "says", "value"),
+    ("task", "inputs", "says", "value"),
     [
-        ("job_waits:has_long_steps", r"rank 0 is at .*, and computes .*; step 2 has not ended for", "done"),
+        ("job_hangs:evaluates", {}, SLOW, "evaluated"),
+        ("job_hangs_horovod:evaluates", {}, SLOW, "evaluated"),
+        ("job_hangs:compiles", {}, SLOW, "compiled"),
+        ("job_hangs:saves", {"how": "copies"}, "rank 1 has waited for rank 0 for 2 s in Checkpoints.save", "saved"),
+        ("job_hangs:saves", {"how": "writes"}, "the end waits for the save before, which is still being", "saved"),
+        ("job_waits:has_long_steps", {}, r"rank 0 is at .*, and computes .*; step 2 has not ended for", "done"),
         (
             "job_waits:writes_predictions",
-            r"rank 0 is at .*, and reads or writes \(.* MB a second\) .*: slow",
+            {},
+            r"rank 0 is at .*, and reads or writes \(.* MB a .*\) .*: slow",
             "written",
         ),
-        (
-            "job_waits_import:meets",
-            r"rank 1 is at .*, and is not in the .*; ranks 0, 2 wait in init",
-            "met",
-        ),
+        ("job_waits_import:meets", {}, r"rank 1 is at .*, and is not in the .*; ranks 0, 2 wait in init", "met"),
     ],
+    ids=["evaluates", "evaluates (Horovod)", "compiles", "saves", "still saves", "long steps", "writes", "imports"],
 )
 def test_who_is_slow_is_told_of_and_waited_for(
-    warm, tmp_path: Path, ranks_gate, task: str, says: str, value: str
+    warm, tmp_path: Path, ranks_gate, task: str, inputs: dict[str, str], says: str, value: str
 ) -> None:
-    running = warm.start(task, tmp_path / "job", environment=ranks_gate.environment)
+    """Up to the ceiling: an evaluation on one rank, the others at a barrier; a compiler in a session of its own; a slow
+    store, which is no hang."""
+    environment = {**ranks_gate.environment, "TEST_CHECKPOINTS": str(tmp_path / "checkpoints")}
+    running = warm.start(task, tmp_path / "job", inputs=inputs, environment=environment)
     until(lambda: re.search(says, running.shown), "it is told")
-    ranks_gate.let_go(1)
+    ranks_gate.let_go(3)
     assert running.wait().value == value

@@ -97,16 +97,9 @@ def test_a_job_that_goes_back_goes_on_from_there_when_its_ranks_start_again(warm
     assert uploaded_output(ended) == "[7, 9, 11]", ended.err
 
 
-class TwoPods(Job):
-    """Two pods with one rank each."""
-
-    module = "job_checkpoints"
-    nproc_per_node = 1
-
-
 def test_by_time_all_ranks_save_at_the_steps_that_their_agents_agree_on(warm, tmp_path):
-    job = TwoPods(warm, tmp_path / "job", "by_time", "", {"TEST_CHECKPOINTS": str(tmp_path / "place")})
-    first, second = job.run()
+    place = {"TEST_CHECKPOINTS": str(tmp_path / "place")}
+    first, second = Job(warm, tmp_path / "job", "job_checkpoints:by_time", "", place, nproc_per_node=1).run()
     assert (first.code, second.code) == (0, 0), first.err
     one, other = ast.literal_eval(uploaded_output(first))
     assert one == other

@@ -163,7 +163,7 @@ def corner() -> Iterator[dict[str, str]]:
         inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         rules = product.Rules("job", min_nodes=1, max_nodes=1)
         server = product.Server(rules, "here", inbox)
-        link = product.Link(rules, product.Endpoint("here", 0), inbox=inbox, say=print, own=server.connect)
+        link = product.Link(rules, product.Endpoint("here", 0), inbox=inbox, own=server.connect)
         link.place = product.MeetingPlace(Path(path), "job", link.put)
         messages = product.messages
         link.begin(messages.Status("job", "here", 0, 1.0, "host", offer=messages.Offer(messages.NO_ROUND, {})))

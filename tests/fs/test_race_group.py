@@ -247,8 +247,8 @@ def test_rank_0_that_holds_the_store_does_not_leave_before_all_have_read_that_al
         dist.init_process_group("gloo")
         once_per_job("all are there", int)
         if rank == 0:
-            see_off = collective._see_off
-            collective._see_off = lambda *args: pause("all have come") or see_off(*args)
+            see_off = collective.see_off
+            collective.see_off = lambda *args: pause("all have come") or see_off(*args)
             pause("before the barrier")
         else:
             look = TorchStore.wait

@@ -63,21 +63,33 @@ class Job:
     nproc_per_node = 2
 
     def __init__(
-        self, warm: Warm, directory: Path, task: str, how: str = "", more: Mapping[str, str] | None = None
+        self,
+        warm: Warm,
+        directory: Path,
+        task: str,
+        how: str = "",
+        more: Mapping[str, str] | None = None,
+        *,
+        nproc_per_node: int | None = None,
     ) -> None:
         """A job that has not begun.
 
         Args:
             warm: forks the agents.
             directory: for what the pods write; its name is the execution's.
-            task: its name in the module.
+            task: its name in the module; or ``module:task``.
             how: what is to become of it, as the task understands it.
             more: variables of all pods.
+            nproc_per_node: ranks of each pod, where they are not as many as usual.
         """
+        module, _, self.task = task.rpartition(":")
+        self.module = module or self.module
+        if nproc_per_node is not None:
+            self.nproc_per_node = nproc_per_node
         reserved = ReservedPort()
         weakref.finalize(self, reserved.close)
         self.port: int = reserved.port
-        self.warm, self.directory, self.task = warm, directory, task
+        self.warm, self.directory = warm, directory
         self.environment = {"TEST_HOW": how, **(more or {})}
         self.registered: Mapping[str, Any] = {}
         self.started = 0
@@ -146,4 +158,11 @@ def ended(*pods: Running) -> tuple[Ended, ...]:
     found = tuple(pod.wait() for pod in pods)
     assert [pod.left for pod in found] == [[] for _ in pods]
     assert [pod.scratch for pod in found] == [[] for _ in pods]
+    return found
+
+
+def succeeded(*pods: Running) -> tuple[Ended, ...]:
+    """The same of pods that leave with 0."""
+    found = ended(*pods)
+    assert [pod.code for pod in found] == [0 for _ in pods], "\n".join(pod.err for pod in found)
     return found

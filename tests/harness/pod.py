@@ -15,7 +15,16 @@ from flyteidl.core import errors_pb2, literals_pb2
 from tests.harness.procs import ROOT, Ended, Warm
 from tests.harness.tarballs import project
 
+SAFEDIST_EXECUTE = str(Path(sys.executable).with_name("safedist-execute"))
 RESOLVER = ["--resolver", "flytekit.core.python_auto_container.default_task_resolver", "--"]
+
+
+def pyflyte_execute(call: str, inputs: Path | str, outputs: Path | str, raw: Path | str, *further: str) -> list[str]:
+    """``pyflyte-execute`` for a task, ``module:task``, as Flyte writes it."""
+    places = ["--inputs", str(inputs), "--output-prefix", str(outputs), "--raw-output-data-prefix", str(raw)]
+    module, task = call.split(":")
+    return ["pyflyte-execute", *places, *further, *RESOLVER, "task-module", module, "task-name", task]
+
 
 PROGRAM = """
 from flytekitplugins_safedist import termination
@@ -58,11 +67,8 @@ class Pod:
 
     def command(self, task: str, module: str = "workflows") -> list[str]:
         """``pyflyte-execute`` for a task without inputs, as Flyte writes it."""
-        return [
-            *("pyflyte-execute", "--inputs", str(self.root / "inputs.pb"), "--output-prefix", self.prefix),
-            *("--raw-output-data-prefix", str(self.root / "raw"), "--checkpoint-path", str(self.root / "check")),
-            *("--prev-checkpoint", '""', *RESOLVER, "task-module", module, "task-name", task),
-        ]
+        saves = ["--checkpoint-path", str(self.root / "check"), "--prev-checkpoint", '""']
+        return pyflyte_execute(f"{module}:{task}", self.root / "inputs.pb", self.prefix, self.root / "raw", *saves)
 
     def fast_arguments(self, task: str, dest: str = ".") -> list[str]:
         """The same behind the archive."""

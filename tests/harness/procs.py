@@ -233,6 +233,19 @@ def _python_path() -> str:
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
+@contextmanager
+def interpreter(code: str, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A Python of its own that runs some code, and has said that it is "ready". It is killed at the end."""
+    command, pipe = [sys.executable, "-c", code, *arguments], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, **options) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
 class Gate:
     """A FIFO between ranks and a test: ranks say lines and wait for a word; nobody sleeps.
 

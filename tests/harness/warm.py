@@ -218,8 +218,9 @@ def _fork_a_server() -> Launched:
     if pid == 0:
         ours.close()
         os.setsid()
-        for name, read in IMPORTED.reads._read.items():
-            read.value = None if name in envvars.IDENTITY else IMPORTED.sets.get(name, os.environ.get(name))
+        for name in IMPORTED.reads._read:
+            own = None if name in envvars.IDENTITY else IMPORTED.sets.get(name, os.environ.get(name))
+            IMPORTED.reads.sets(name, own)
         try:
             ForkServer(theirs, agent, IMPORTED).run()
         finally:

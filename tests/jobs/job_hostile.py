@@ -30,7 +30,7 @@ def _goes_on_in_a_child() -> list[int]:
     # The child has done all that it ever does.
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     # The room that is kept for the rank's own outputs is zeros.
-    return [status, sum(any(each.read_bytes()) for each in current_rank().scratch.parents[1].rglob("*.result.pb"))]
+    return [status, sum(any(each.read_bytes()) for each in current_rank().scratch.parents[1].rglob("*.result"))]
 
 
 @task(task_config=SafeTorch(nproc_per_node=1, timeouts=QUICK))

@@ -143,18 +143,3 @@ def raises_in_an_exit_handler() -> int:
     if current_rank().rank == 1:
         atexit.register(broken)
     return 3
-
-
-def make_scratch_as_nobody(place: str) -> str:
-    """What a user without permission is told."""
-    from flytekitplugins_safedist.errors import ScratchError
-    from tests.harness.product import scratch
-
-    os.seteuid(65534)
-    try:
-        scratch.make_job(Path(place))
-    except ScratchError as error:
-        return str(error)
-    finally:
-        os.seteuid(0)
-    return "it could be made"

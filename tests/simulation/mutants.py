@@ -287,7 +287,7 @@ MUTANTS: dict[str, tuple[str, ...]] = {
     ),
     "a cause is said when no rank is left": (
         "agent/policy.py",
-        "            self._note(self._books.noting(Outcome(cause.round, cause)))\n            if phase",
+        "            self._note(self.books.noting(Outcome(cause.round, cause)))\n            if phase",
         "            if phase",
     ),
 }

@@ -136,9 +136,8 @@ def test_a_horovod_without_nccl_trains_on_the_cpu(gpus, horovod, tmp_path, monke
     assert (gpus.current, gpus.used) == ([], set())
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_with_fewer_gpus_than_ranks_they_train_on_the_cpu(gpus, torch_group, tmp_path, monkeypatch, capsys, count: int):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+def test_with_fewer_gpus_than_ranks_they_train_on_the_cpu(gpus, torch_group, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     train("digits_ddp", tmp_path, monkeypatch)
     assert (gpus.current, gpus.used) == ([], set())
     assert torch_group.backends == ["gloo"]

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from flytekitplugins_safedist.fs import download_once, wait_for
 from flytekitplugins_safedist.fs.oserrors import retry_os_call
 from flytekitplugins_safedist.jitter import jittered
-from flytekitplugins_safedist.store.errors import Retry
+from flytekitplugins_safedist.store.patience import Retry
 
 SOURCE = Path(__file__).parents[2] / "flytekitplugins_safedist"
 

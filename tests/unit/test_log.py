@@ -110,6 +110,12 @@ class WriteOnly:
         self.text += text
 
 
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
 class Broken:
     def write(self, _text: str) -> None:
         raise BrokenPipeError
@@ -124,7 +130,7 @@ def test_a_stream_of_the_users_needs_only_to_write(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("shown")
-@pytest.mark.parametrize("stream", [Broken(), None])
+@pytest.mark.parametrize("stream", [Broken(), closed(), None], ids=["broken", "closed", "none"])
 def test_a_line_that_cannot_be_written_costs_nothing_else(stream: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     logging.getLogger(ROOM).info("nowhere")
@@ -141,12 +147,3 @@ def test_importing_the_package_adds_no_handler(warm_to_train, tmp_path) -> None:
     )
     ended = warm_to_train.run(f"{tmp_path}/imports.py:__main__", tmp_path / "job", kind="main")
     assert ended.out.splitlines()[-1:] == ["True []"], ended.err
-
-
-def test_a_line_for_a_standard_error_that_is_closed_is_nobodys_error(
-    shown: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed = io.StringIO()
-    closed.close()
-    monkeypatch.setattr(sys, "stderr", closed)
-    logging.getLogger(ROOM).info("step 7 is committed")

@@ -24,33 +24,50 @@ ENVIRONMENT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("it is correct horse.", "it is [$PLANTED]."),
-        ("/site-packages/correct horse_lightning/x", "/site-packages/correct horse_lightning/x"),
-        ("eos_token=None, token=12345678901234, token: 0f0f", "eos_token=None, token=[secret], token: [secret]"),
-        ("password=1234", "password=[secret]"),
-        ("it is correct horse battery.", "it is [$LONGER]."),
-        ("abcd", "[$MY_TOKEN]"),
-        ("of-ours-but-a-key", "[$SAFEDIST_KEY]"),
-        ('  "private": "line-of-a-key"', "[$ACCOUNT]"),
-        ("/usr/bin:/bin, rank 12345678, 1 of 2", "/usr/bin:/bin, rank 12345678, 1 of 2"),
-        ("postgres://me:pass@db:5432/x", "postgres://[credentials]@db:5432/x"),
-        ("redis://:p@ss@cache:6379", "redis://[credentials]@cache:6379"),
-        ("GET /?q=correct%20horse", "GET /?q=[$PLANTED]"),
-        ("Authorization: Basic bWU6aHVudGVyMg==", "Authorization: Basic [secret]"),
-        ("https://s3/x?a=1&X-Amz-Signature=0f0f&b=2", "https://s3/x?a=1&X-Amz-Signature=[secret]&b=2"),
-        ("password=hunter2, user=me", "password=[secret], user=me"),
-        ("{'api_key': 'k-1 2', 'n': 3}", "{'api_key': [secret], 'n': 3}"),
-        ("--my.access-key-tokens: abc", "--my.access-key-tokens: [secret]"),
-        ("url=password=abc", "url=password=[secret]"),
-        ("Authorization: Bearer eyJhbGciOi.xyz", "Authorization: Bearer [secret]"),
-        ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "[secret]"),
-    ],
-)
-def test_what_is_secret_is_taken_out(text: str, shown: str) -> None:
-    assert scrubber(ENVIRONMENT)(text) == shown
+SECRET = {
+    "it is correct horse.": "it is [$PLANTED].",
+    "/site-packages/correct horse_lightning/x": "/site-packages/correct horse_lightning/x",
+    "eos_token=None, token=12345678901234, token: 0f0f": "eos_token=None, token=[secret], token: [secret]",
+    "password=1234": "password=[secret]",
+    "it is correct horse battery.": "it is [$LONGER].",
+    "abcd": "[$MY_TOKEN]",
+    "of-ours-but-a-key": "[$SAFEDIST_KEY]",
+    '  "private": "line-of-a-key"': "[$ACCOUNT]",
+    "/usr/bin:/bin, rank 12345678, 1 of 2": "/usr/bin:/bin, rank 12345678, 1 of 2",
+    "postgres://me:pass@db:5432/x": "postgres://[credentials]@db:5432/x",
+    "redis://:p@ss@cache:6379": "redis://[credentials]@cache:6379",
+    "GET /?q=correct%20horse": "GET /?q=[$PLANTED]",
+    "Authorization: Basic bWU6aHVudGVyMg==": "Authorization: Basic [secret]",
+    "https://s3/x?a=1&X-Amz-Signature=0f0f&b=2": "https://s3/x?a=1&X-Amz-Signature=[secret]&b=2",
+    "password=hunter2, user=me": "password=[secret], user=me",
+    "{'api_key': 'k-1 2', 'n': 3}": "{'api_key': [secret], 'n': 3}",
+    "--my.access-key-tokens: abc": "--my.access-key-tokens: [secret]",
+    "url=password=abc": "url=password=[secret]",
+    "Authorization: Bearer eyJhbGciOi.xyz": "Authorization: Bearer [secret]",
+    "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----": "[secret]",
+    "x-api-key: 0f0f0f": "x-api-key: [secret]",
+    "api-key: 0f0f0f": "api-key: [secret]",
+    "AccountName=me;AccountKey=0f0f==;Suffix": "AccountName=me;AccountKey=[secret];Suffix",
+    "aws_secret_access_key = 0f0f": "aws_secret_access_key = [secret]",
+    "client-secret: 'a b'": "client-secret: [secret]",
+    "pwd=hunter2": "pwd=[secret]",
+    "train.py --password hunter2 --lr 0.1": "train.py --password [secret] --lr 0.1",
+    "--hf-token abc --steps 5": "--hf-token [secret] --steps 5",
+    "postgres://u:pa/ss@db:5432/x": "postgres://[credentials]@db:5432/x",
+    "https://hooks.slack.com/services/T0/B0/XX": "https://hooks.slack.com/services/[secret]",
+    "SharedAccessSignature sv=1&sig=abc%3D": "SharedAccessSignature sv=1&sig=[secret]",
+    "{'password': b'hunter2', 'n': 3}": "{'password': [secret], 'n': 3}",
+    "login(api_key=Secret('hunter2'))": "login(api_key=[secret]))",
+    "api_keys=['hunter2']": "api_keys=[secret]]",
+    'connect("host=x password=hunter2", "y")': 'connect("host=x password=[secret]", "y")',
+    "passphrase=hunter2": "passphrase=[secret]",
+    "{'Authorization': 'Token 0f0f0f0f'}": "{'Authorization': 'Token [secret]'}",
+}
+
+
+def test_what_is_secret_is_taken_out() -> None:
+    scrub = scrubber(ENVIRONMENT)
+    assert {text: scrub(text) for text in SECRET} == SECRET
 
 
 PART = "A1b2C3d4E5f6G7h8I9j0"
@@ -90,35 +107,9 @@ TOKENS = [
 ]
 
 
-@pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:6])
-def test_a_token_of_a_known_form_goes_wherever_it_stands(token: str) -> None:
-    assert scrubber({})(f"refused: {token}, 401") == "refused: [secret], 401"
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("x-api-key: 0f0f0f", "x-api-key: [secret]"),
-        ("api-key: 0f0f0f", "api-key: [secret]"),
-        ("AccountName=me;AccountKey=0f0f==;Suffix", "AccountName=me;AccountKey=[secret];Suffix"),
-        ("aws_secret_access_key = 0f0f", "aws_secret_access_key = [secret]"),
-        ("client-secret: 'a b'", "client-secret: [secret]"),
-        ("pwd=hunter2", "pwd=[secret]"),
-        ("train.py --password hunter2 --lr 0.1", "train.py --password [secret] --lr 0.1"),
-        ("--hf-token abc --steps 5", "--hf-token [secret] --steps 5"),
-        ("postgres://u:pa/ss@db:5432/x", "postgres://[credentials]@db:5432/x"),
-        ("https://hooks.slack.com/services/T0/B0/XX", "https://hooks.slack.com/services/[secret]"),
-        ("SharedAccessSignature sv=1&sig=abc%3D", "SharedAccessSignature sv=1&sig=[secret]"),
-        ("{'password': b'hunter2', 'n': 3}", "{'password': [secret], 'n': 3}"),
-        ("login(api_key=Secret('hunter2'))", "login(api_key=[secret]))"),
-        ("api_keys=['hunter2']", "api_keys=[secret]]"),
-        ('connect("host=x password=hunter2", "y")', 'connect("host=x password=[secret]", "y")'),
-        ("passphrase=hunter2", "passphrase=[secret]"),
-        ("{'Authorization': 'Token 0f0f0f0f'}", "{'Authorization': 'Token [secret]'}"),
-    ],
-)
-def test_what_is_named_a_secret_is_taken_out(text: str, shown: str) -> None:
-    assert scrubber({})(text) == shown
+def test_a_token_of_a_known_form_goes_wherever_it_stands() -> None:
+    scrub = scrubber({})
+    assert [token for token in TOKENS if scrub(f"refused: {token}, 401") != "refused: [secret], 401"] == []
 
 
 WORDS = {
@@ -164,9 +155,9 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_secret_stays(text: str) -> None:
-    assert scrubber(WORDS)(text) == text
+def test_what_is_no_secret_stays() -> None:
+    scrub = scrubber(WORDS)
+    assert [scrub(text) for text in HARMLESS] == HARMLESS
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ Correctness rests on operations that the kernel makes atomic: create-if-absent a
 
 from __future__ import annotations
 
-from .place import Private
 from .points import POINTS
-from .stage import Options, StagedCode, stage
-from .unpack import Limits
+from .stage import stage
+from .unpack import Options
 
-__all__ = ["POINTS", "Limits", "Options", "Private", "StagedCode", "stage"]
+__all__ = ["POINTS", "Options", "stage"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CodeNotFoundError, MissingDependencyError, SafedistError, StagingError
-from ...failures import Outlook, decisive, is_broken, outlook
+from ...failures import Failure, Outlook, decisive, of_errnos, outlook
 from ...store.errors import one_line
 from ...store.patience import Patience, Request, in_thread
 from ...texts import how_far
@@ -255,7 +255,7 @@ class Download:
         if not isinstance(error, OSError):
             return False
         names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
-        bare = error.__cause__ is None and is_broken((error.errno or 0,))
+        bare = error.__cause__ is None and Failure.NODE_DISK in of_errnos((error.errno or 0,))
         return bare or str(self.path) in names or outlook(error) is Outlook.LOCAL
 
     def _see_its_size(self, _answer: object) -> None:

@@ -26,14 +26,13 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from ...errors import PathBlockedError, SafedistError, StagingError
-from ...fs.oserrors import mount_of, mount_points
+from ...errors import FsError, NoSpaceError, PathBlockedError, SafedistError, StagingError
+from ...fs.atomic import discard
+from ...fs.oserrors import explain, mount_of, mount_points, nearest_dir
 from . import points
-from .disk import disk_failed
 
 _MEANWHILE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
 """What a rename says where another process has changed what was looked at."""
@@ -119,7 +118,7 @@ class Private:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     if _try_lock(fd) and _is_same(path, fd):
-                        remove_tree(path)
+                        discard(path)
                 finally:
                     os.close(fd)
 
@@ -135,15 +134,9 @@ class Private:
     def close(self) -> None:
         """Remove the directory and release its lock."""
         try:
-            remove_tree(self.path)
+            discard(self.path)
         finally:
             os.close(self._fd)
-
-    def __enter__(self) -> Private:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _reach(parent: Path) -> str:
@@ -160,19 +153,6 @@ def _is_same(path: Path, fd: int) -> bool:
         return os.path.samestat(path.lstat(), os.fstat(fd))
     except OSError:
         return False
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a tree, read-only directories included; what cannot be removed stays, what is gone is fine."""
-
-    def opened_up(function: Callable[..., Any], name: str, _: object) -> None:
-        with suppress(OSError):
-            for directory in (os.path.dirname(name), name):
-                if stat.S_ISDIR(os.lstat(directory).st_mode):
-                    os.chmod(directory, 0o700)  # noqa: PTH101
-            shutil.rmtree(name) if function in (os.open, os.scandir, os.lstat) else function(name)
-
-    shutil.rmtree(path, onerror=opened_up)
 
 
 class Placing:
@@ -266,7 +246,7 @@ class Placing:
     def _copied(self, source: str, volume: str) -> str:
         """A copy of ``source``, in the private directory of a volume."""
         if volume not in self._copies:
-            self._copies[volume] = self._aside.enter_context(Private(Path(volume)))
+            self._copies[volume] = self._aside.enter_context(closing(Private(Path(volume))))
         copy = str(self._copies[volume].path / f"copy-{secrets.token_hex(6)}")
         _copy(source, copy)
         return copy
@@ -353,3 +333,35 @@ def _blocked(path: str, what: str) -> PathBlockedError:
         where={"path": path},
         hint="remove it from the image, or use another --dest-dir",
     )
+
+
+# --- what went wrong on a disk, in facts, and what to do about it -----------------------------------------------------
+def disk_failed(error: OSError | FsError, place: Path, doing: str, needed: str = "") -> StagingError:
+    """The one error for a file system that would not take the code.
+
+    Args:
+        error: what it said.
+        place: where, if the error does not say.
+        doing: what was to be done there.
+        needed: how much room, where that may be missing.
+    """
+    if isinstance(error, FsError):
+        told = error
+    else:
+        place = Path(os.fsdecode(error.filename2 or error.filename or place))
+        told = explain(error, place, doing)
+    is_full = isinstance(told, NoSpaceError)
+    return StagingError(
+        f"{told.what[:1].upper()}{told.what[1:]}",
+        where=told.where,
+        seen=f"{told.seen}, {_free(place)}" if is_full else told.seen,
+        expected=needed if is_full and needed else None,
+        hint=f"{told.hint} (--dest-dir names the directory for the code)",
+    )
+
+
+def _free(place: Path) -> str:
+    standing = place if place.is_dir() else nearest_dir(place)
+    space = os.statvfs(standing)
+    files = f" and {space.f_favail} files" if space.f_files else ""
+    return f"{space.f_bavail * space.f_frsize} bytes{files} free in {standing}"

@@ -8,9 +8,5 @@ POINTS = ("waiting", "locked", "fetch", "unpacked", "place", "placed")
 """Waiting for another process; alone; bytes have come; all is unpacked and nothing placed; after each rename; done."""
 
 
-def nothing(_point: str) -> None:
-    """What happens at a point."""
-
-
-at: Callable[[str], None] = nothing
+at: Callable[[str], object] = bool
 """Told each of them."""

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,10 +18,9 @@ from ...fs import ensure_dir
 from ...store.patience import Patience
 from ...texts import public
 from . import points
-from .disk import disk_failed
 from .fetch import Download, Source
-from .place import Placing, Private, one_at_a_time
-from .unpack import GZIP_MAGIC, Arriving, Limits, Stream, Unpacking
+from .place import Placing, Private, disk_failed, one_at_a_time
+from .unpack import GZIP_MAGIC, Arriving, Options, Stream, Unpacking
 
 PICKLE_NAME = "pkl.gz"
 """flytekit's distribution of notebook code: not an archive, but one file that the resolver reads from the working
@@ -34,19 +33,6 @@ _PIECE = 1 << 20
 
 _STILL_SECONDS = 5.0
 """For a question whose answer only makes an error clearer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to stage.
-
-    Attributes:
-        limits: see :class:`~flytekitplugins_safedist.pod.staging.Limits`.
-        deadline: seconds for all waiting: for the store, and for another process.
-    """
-
-    limits: Limits = field(default_factory=Limits)
-    deadline: float = 1800.0
 
 
 @dataclass(frozen=True)
@@ -64,15 +50,6 @@ class StagedCode:
     files: int
     raw: int
     new: int
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """What an archive was unpacked to: see :class:`StagedCode`; the files by their names."""
-
-    digest: str
-    files: frozenset[str]
-    raw: int
 
 
 def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
@@ -97,25 +74,25 @@ def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
     with _explained(dest, "put the code into the destination directory"):
         ensure_dir(dest)
         alone = one_at_a_time(dest, patience=min(ALONE_SECONDS, patience.remaining()), waiting=waiting)
-        with alone, Private(dest) as private:
+        with alone, closing(Private(dest)) as private:
             points.at("locked")
             tree = private.path / "code"
-            code = _unpacked(Source(uri, patience), uri, tree, options.limits)
+            code = _unpacked(Source(uri, patience), uri, tree, options)
             points.at("unpacked")
             placing = Placing(tree, dest)
             with _explained(dest, "put the code into the destination directory"):  # before the tree goes: what is free?
                 placing.run()
             points.at("placed")
-    return StagedCode(code.digest, len(code.files), code.raw, len(code.files) - placing.same)
+    return replace(code, new=code.files - placing.same)
 
 
-def _unpacked(source: Source, uri: str, tree: Path, limits: Limits) -> _Contents:
+def _unpacked(source: Source, uri: str, tree: Path, options: Options) -> StagedCode:
     """Fetch the archive, and unpack it into the new directory ``tree``."""
     pickled = urlsplit(uri).path.rpartition("/")[2] == PICKLE_NAME
     source.look()
     try:
         with closing(Download(source, tree.parent)) as download:
-            code = _as_it_arrives(download, source, tree, limits, pickled=pickled)
+            code = _as_it_arrives(download, source, tree, options, pickled=pickled)
     except ArchiveError as refusal:
         source.patience.end_within(_STILL_SECONDS)
         changed = False
@@ -144,7 +121,7 @@ def _fetched_again(source: Source, directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _as_it_arrives(download: Download, source: Source, tree: Path, limits: Limits, *, pickled: bool) -> _Contents:
+def _as_it_arrives(download: Download, source: Source, tree: Path, options: Options, *, pickled: bool) -> StagedCode:
     """Unpack while more arrives, where checksums tell whether these are the archive's bytes; and once more when all is
     there, where they are not (see :class:`.fetch.Download`), or where nothing tells."""
     with _explained(tree.parent, "download the code archive", source):
@@ -152,27 +129,28 @@ def _as_it_arrives(download: Download, source: Source, tree: Path, limits: Limit
         points.at("fetch")
         if packed and not pickled:
             with suppress(ArchiveError):
-                return _read(download, source, tree, limits, pickled=False)
+                return _read(download, source, tree, options, pickled=False)
             shutil.rmtree(tree)
         download.finish()
-    return _read(download, source, tree, limits, pickled=pickled)
+    return _read(download, source, tree, options, pickled=pickled)
 
 
-def _read(download: Download, source: Source, tree: Path, limits: Limits, *, pickled: bool) -> _Contents:
+def _read(download: Download, source: Source, tree: Path, options: Options, *, pickled: bool) -> StagedCode:
     digest = hashlib.sha256()
     packed = Arriving(download.read, digest.update)
     gzipped = pickled or download.begins_with(GZIP_MAGIC)
-    stream = Stream(packed, source.patience.label, limits, gzipped=gzipped)
+    stream = Stream(packed, source.patience.label, options, gzipped=gzipped)
     with _explained(tree, "unpack the code", source, stream):
         tree.mkdir()
-        unpacking = Unpacking(stream, tree, limits.max_files)
+        unpacking = Unpacking(stream, tree, options.max_files)
         if pickled:
             stream.through()  # a torn one must not be found by unpickling
             shutil.copyfile(download.path, tree / PICKLE_NAME)
             unpacking.files.add(PICKLE_NAME)
         else:
             unpacking.run()
-    return _Contents(digest.hexdigest(), frozenset(unpacking.files), stream.raw)
+    files = len(unpacking.files)
+    return StagedCode(digest.hexdigest(), files, stream.raw, new=files)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArchiveError
-from ...store.put_new import NO_LINKS
+from ...fs.atomic import NO_LINKS
 
 _Gunzip: Any = gzip.GzipFile
 _DAMAGE: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -44,8 +44,8 @@ _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits on one archive. The defaults leave room for any real project and stop a bomb before the disk is full.
+class Options:
+    """How to stage one archive. The defaults leave room for any real project and stop a bomb before the disk is full.
 
     Attributes:
         max_bytes: bytes of the unpacked stream, headers and padding included.
@@ -53,12 +53,14 @@ class Limits:
         max_ratio: unpacked bytes per compressed byte, looked at only beyond ``ratio_from`` unpacked bytes: small
             archives of empty files compress far better than that and hurt nobody.
         ratio_from: unpacked bytes from which the ratio counts.
+        deadline: seconds for all waiting: for the store, and for another process.
     """
 
     max_bytes: int = 64 << 30
     max_files: int = 1_000_000
     max_ratio: float = 200.0
     ratio_from: int = 1 << 28
+    deadline: float = 1800.0
 
 
 class Arriving(io.RawIOBase):
@@ -95,7 +97,7 @@ class Stream:
     Args:
         packed: the bytes as they are stored.
         label: the archive, for messages.
-        limits: see there.
+        options: its limits.
         gzipped: whether they are packed.
 
     Attributes:
@@ -103,10 +105,10 @@ class Stream:
         member: the one that is being read, for messages.
     """
 
-    def __init__(self, packed: Arriving, label: str, limits: Limits, *, gzipped: bool) -> None:
+    def __init__(self, packed: Arriving, label: str, options: Options, *, gzipped: bool) -> None:
         self.raw = 0
         self.member = ""
-        self._packed, self._label, self._limits = packed, label, limits
+        self._packed, self._label, self._limits = packed, label, options
         buffered = io.BufferedReader(packed, _PIECE)
         self._file: Any = _Gunzip(fileobj=buffered, mode="rb") if gzipped else buffered
 
@@ -134,10 +136,7 @@ class Stream:
         Raises:
             ArchiveError: as :meth:`read`; or there are less.
         """
-        data = self.read(size)
-        if len(data) != size:
-            data += b"".join(self.pieces(size - len(data)))
-        return data
+        return b"".join(self.pieces(size))
 
     def pieces(self, size: int) -> Iterator[bytes]:
         """So many bytes, in pieces.
@@ -349,7 +348,12 @@ class Unpacking:
         """
         for member in members(self._stream):
             if len(self.files) + len(self._links) + len(self._directories) > self._most:
-                raise self._too_many()
+                self._stream.member = ""
+                raise self._stream.refused(
+                    "The archive holds more files than the limit",
+                    expected=f"at most {self._most}",
+                    hint="keep data out of the code archive (.flyteignore), or raise SAFEDIST_CODE_MAX_FILES",
+                )
             try:
                 self._make(self._inside(member.name), member)
             except OSError as error:
@@ -434,11 +438,3 @@ class Unpacking:
                 raise
             shutil.copy2(source, at)
         self.files.add(path)
-
-    def _too_many(self) -> ArchiveError:
-        self._stream.member = ""
-        return self._stream.refused(
-            "The archive holds more files than the limit",
-            expected=f"at most {self._most}",
-            hint="keep data out of the code archive (.flyteignore), or raise SAFEDIST_CODE_MAX_FILES",
-        )

@@ -40,28 +40,15 @@ class HorovodBackend(TorchBackend):
 
     def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
         """Start the key-value server: on the loopback interface when the job has only this node."""
-        from horovod.runner.common.util.hosts import SlotInfo
+        from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
         self.close_round()
         host = LOOPBACK if nnodes == 1 else ""
         # Port 0: the kernel picks one that is free, at once; Horovod's own find_port tries them one by one.
         self._server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
-        size = nnodes * nproc_per_node
-        self._server.init(
-            [
-                SlotInfo(
-                    hostname=_scope(rank // nproc_per_node),
-                    rank=rank,
-                    local_rank=rank % nproc_per_node,
-                    cross_rank=rank // nproc_per_node,
-                    size=size,
-                    local_size=nproc_per_node,
-                    cross_size=nnodes,
-                )
-                for rank in range(size)
-            ]
-        )
+        hosts = [HostInfo(_scope(node), nproc_per_node) for node in range(nnodes)]
+        self._server.init(get_host_assignments(hosts, nnodes * nproc_per_node))
         self._thread = threading.Thread(target=self._server.serve_forever, name="safedist horovod server", daemon=True)
         self._thread.start()
         return {_PORT: str(self._server.server_address[1])}

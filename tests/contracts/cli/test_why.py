@@ -229,6 +229,16 @@ def test_a_container_that_ends_well_and_is_started_again_is_no_good_end(why: Why
     assert status == 1
 
 
+def test_the_pause_before_a_start_is_the_pods_own(why: Why) -> None:
+    objects = recorded("crash")
+    event = copy.deepcopy(next(each for each in objects["events"] if each["reason"] == "CrashLoopBackOff"))
+    event["message"] = event["message"].replace("master-0", "master-01").replace("back-off 10s", "back-off 5m0s")
+    event["lastTimestamp"] = "2026-11-25T23:59:00Z"
+    objects["events"].append(event)
+
+    assert "the pause before the next start was 40s at last" in why(objects, "why-crash")[1][1]
+
+
 def test_a_deletion_is_told_from_its_beginning(why: Why) -> None:
     objects = recorded("oom-lone")
     objects["pods"][0]["metadata"].update(deletionTimestamp="2026-11-25T22:40:00Z", deletionGracePeriodSeconds=60)

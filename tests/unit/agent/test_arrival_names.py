@@ -53,7 +53,7 @@ def test_what_keeps_a_pod_from_coming_is_said_to_who_waits_for_it(monkeypatch):
         patched.setattr(arrival, "_MENTION_SECONDS", 0.1)
         mention(error, second)  # nobody is there
         mention(error, first)
-    job = Membership(first.rules(), places[0], NoStore(), say=lambda _: None)
+    job = Membership(first.rules(), places[0], NoStore())
     job.link.begin(job.first)
     while not isinstance(job.inbox.get(timeout=30), Want):
         continue

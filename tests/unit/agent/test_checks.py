@@ -47,13 +47,13 @@ class Stuck:
 class Node(Checks):
     """Of node 1 of 2."""
 
-    def __init__(self, directory: Path, limit: float = 60.0) -> None:
+    def __init__(self, directory: Path, start: StartRanks, limit: float = 60.0) -> None:
         settings = SimpleNamespace(preflight=Preflight(timeout=limit), timeouts=Timeouts())
         call = SimpleNamespace(variables={})
         job = SimpleNamespace(number=0, attempt=SimpleNamespace(run_id="job"), ranks_environment={}, call=call)
         place = SimpleNamespace(path=directory, orders=directory)
         plan: Any = SimpleNamespace(settings=settings, job=job, scratch=place, meeting=None)
-        super().__init__(plan)
+        super().__init__(plan, start)
 
 
 def start(port: int) -> StartRanks:
@@ -80,8 +80,7 @@ def test_checks_that_cannot_start_are_told(monkeypatch: pytest.MonkeyPatch, tmp_
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     starting(monkeypatch, refuse)
-    node = Node(tmp_path)
-    node.begin(start(1))
+    node = Node(tmp_path, start(1))
     assert "could not start: BlockingIOError: [Errno 11] Resource" in text_of(node)
     node.close()
 
@@ -95,8 +94,7 @@ def test_checks_whose_start_hangs_are_told(monkeypatch: pytest.MonkeyPatch, tmp_
         return late
 
     starting(monkeypatch, hang)
-    node = Node(tmp_path, limit=0.01)
-    node.begin(start(1))
+    node = Node(tmp_path, start(1), limit=0.01)
     assert "hang: no answer in 0.01 s" in text_of(node)
     node.close()
     released.set()
@@ -105,10 +103,9 @@ def test_checks_whose_start_hangs_are_told(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_process_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     process, started = Stuck(), threading.Event()
     starting(monkeypatch, lambda *_, **__: (started.set(), process)[1])
-    node = Node(tmp_path)
-    node.begin(start(1))
+    node = Node(tmp_path, start(1))
     assert started.wait(60)
-    until(lambda: node._run.process, "its agent has it")
+    until(lambda: node._process, "its agent has it")
     node.close()
     assert process.killed
 
@@ -122,15 +119,14 @@ def test_of_two_rounds_only_the_newer_is_told(monkeypatch: pytest.MonkeyPatch, t
         return processes[int(options["env"]["MASTER_PORT"]) - 1]
 
     starting(monkeypatch, open_process)
-    node = Node(tmp_path)
-    node.begin(start(1))
+    older = Node(tmp_path, start(1))
     assert started.get(timeout=60) == "1"
-    old = node._report
-    node.begin(start(2))
+    older.close()
+    newer = Node(tmp_path, start(2))
     assert started.get(timeout=60) == "2"
     processes[0].over.set()
-    until(old.done, "the older ones have ended")
     assert processes[0].killed
-    assert node.look() is None
+    assert older.look() is None
+    assert newer.look() is None
     processes[1].over.set()
-    assert "ended with status 7" in text_of(node)
+    assert "ended with status 7" in text_of(newer)

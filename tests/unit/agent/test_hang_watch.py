@@ -47,19 +47,13 @@ class Blamed:
 def watching(tmp_path: Path, hangs: Hangs, rank: int) -> HangWatch:
     """A watch over a rank that is not there."""
     ranks = SimpleNamespace(
-        running={},
+        running=[],
+        plan=SimpleNamespace(settings=SimpleNamespace(hangs=hangs)),
         pages={rank: None},
         blame=lambda rank, error, *, repeats, **_: Blamed(rank, error, repeats),
         gpus=SimpleNamespace(behind=lambda _: None),
     )
-    return HangWatch(
-        0,
-        ranks,  # type: ignore[arg-type]
-        server=None,  # type: ignore[arg-type]
-        hangs=hangs,
-        tell=lambda *_: None,
-        leave=lambda name, _: str(tmp_path / name),
-    )
+    return HangWatch(ranks, 0, tell=lambda *_: None, leave=lambda name, _: str(tmp_path / name))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,11 @@ from tests.harness.moto_s3 import BUCKET, S3
 class Access:
     """flytekit's way to a store, as far as it is used."""
 
-    def __init__(self, filesystem: Any = None) -> None:
-        self._filesystem = filesystem
+    def __init__(self, filesystem: Any = None, *, is_decided: bool = False) -> None:
+        self._filesystem, self._is_decided = filesystem, is_decided
+
+    def exists(self, _address: str) -> bool:
+        return self._is_decided
 
     def get_filesystem_for_path(self, _address: str) -> Any:
         return self._filesystem
@@ -33,7 +36,7 @@ def put_twice_and_read(place: LeaderStore) -> None:
 
 
 def test_a_sign_is_put_over_the_one_before_in_a_directory(tmp_path: Path) -> None:
-    put_twice_and_read(LeaderStore(str(tmp_path / "not" / "there"), Access(), lambda: False))  # type: ignore[arg-type]
+    put_twice_and_read(LeaderStore(str(tmp_path / "not" / "there"), Access()))  # type: ignore[arg-type]
     assert len(list((tmp_path / "not" / "there").iterdir())) == 1
 
 
@@ -42,12 +45,12 @@ def test_a_sign_is_put_over_the_one_before_in_s3(s3: S3) -> None:
 
     s3.put("something", b"")  # the bucket is there
     store = s3fs.S3FileSystem(key="test", secret="test", endpoint_url=s3.endpoint)
-    put_twice_and_read(LeaderStore(f"s3://{BUCKET}/attempt-0/", Access(store), lambda: False))  # type: ignore[arg-type]
+    put_twice_and_read(LeaderStore(f"s3://{BUCKET}/attempt-0/", Access(store)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 100])
 def test_what_is_no_sign_is_nobodys_and_told_and_put_over(tmp_path: Path, content: bytes, caplog: Any) -> None:
-    place = LeaderStore(str(tmp_path), Access(), lambda: True)  # type: ignore[arg-type]
+    place = LeaderStore(str(tmp_path), Access(is_decided=True))  # type: ignore[arg-type]
     Path(place.address).write_bytes(content)
     place.look()
     look = place.look()
@@ -61,7 +64,7 @@ def test_what_is_no_sign_is_nobodys_and_told_and_put_over(tmp_path: Path, conten
 
 def test_a_store_that_never_answers_is_an_error_and_the_next_look_another_one(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(leader_store, "ANSWER_SECONDS", 0.1)
-    place = LeaderStore(str(tmp_path), Access(), lambda: False)  # type: ignore[arg-type]
+    place = LeaderStore(str(tmp_path), Access())  # type: ignore[arg-type]
     sign = Path(place.address)
     os.mkfifo(sign)  # to read it does not return
     with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):

@@ -33,7 +33,7 @@ def test_the_pod_that_leads_a_range_begins_anew_when_its_name_comes_to_lead_to_i
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with socket.create_server(("127.0.0.1", 0)) as other:
         place = Topology(None, 1, 2, 1, Endpoint("worker-0", other.getsockname()[1]), "a test")
-        job = Membership(Rules("job", 1, 2, is_fixed=False), place, NoStore(), say=lambda _: None)
+        job = Membership(Rules("job", 1, 2, is_fixed=False), place, NoStore())
         assert not job.leads
         job.link.begin(job.first)
         names.set()
@@ -47,7 +47,7 @@ def test_a_process_whose_name_is_cut_within_a_letter_joins_as_any_other() -> Non
     before = name.read_bytes()
     name.write_bytes("a训练模型脚本.py".encode())
     try:
-        Membership(Rules("job", 1, 1), Topology(0, 1, 1, 1, None, "a test"), NoStore(), say=str).close(decided=False)
+        Membership(Rules("job", 1, 1), Topology(0, 1, 1, 1, None, "a test"), NoStore()).close(decided=False)
     finally:
         name.write_bytes(before)
 
@@ -69,7 +69,7 @@ def led(taken):
         endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
         place = Topology(None, 1, 2, 1, endpoint, "a test")
         rules = Rules("job", 1, 2, is_fixed=False, heartbeat=heartbeat)
-        joined.append(Membership(rules, place, NoStore(), say=lambda _: None))
+        joined.append(Membership(rules, place, NoStore()))
         return joined[-1]
 
     yield join

@@ -91,13 +91,11 @@ def made(
     processes: Processes,
     orders: list[RankOrder],
     settings: Any,
-    warn: Callable[[str], object] = print,
     show: Callable[[str], object] = str,
 ) -> Ranks:
-    told: dict[str, Any] = {"show": show, "say": print, "warn": warn}
-    job: Any = SimpleNamespace(source=TaskSource("train", "wf"))
-    server: Any = processes
-    return Ranks(server, job, orders, settings, gpus=NO_GPUS, **told)
+    order = SimpleNamespace(source=TaskSource("train", "wf"))
+    plan: Any = SimpleNamespace(server=processes, order=order, settings=settings, gpus=NO_GPUS)
+    return Ranks(plan, orders, show)
 
 
 def order_of(context: RankContext, job: JobScratch) -> RankOrder:
@@ -107,25 +105,25 @@ def order_of(context: RankContext, job: JobScratch) -> RankOrder:
 
 def started(
     job: JobScratch, show: Callable[[str], object] = str, **timeouts: float
-) -> tuple[Ranks, Processes, list[RankOrder], list[str]]:
-    """Two ranks that run, their processes and orders, and what is warned of."""
+) -> tuple[Ranks, Processes, list[RankOrder]]:
+    """Two ranks that run, their processes and orders."""
     orders = [order_of(context, job) for context in contexts(job)]
-    processes, warnings = Processes(), []
+    processes = Processes()
     settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(**{"stop": 0.01, "exit": 0.01, **timeouts})))
-    ranks = made(processes, orders, settings, warn=warnings.append, show=show)
+    ranks = made(processes, orders, settings, show=show)
     ranks.start(fork=True)
-    return ranks, processes, orders, warnings
+    return ranks, processes, orders
 
 
 @pytest.fixture
-def round_(job: JobScratch) -> Iterator[tuple[Ranks, Processes, list[RankOrder], list[str]]]:
+def round_(job: JobScratch) -> Iterator[tuple[Ranks, Processes, list[RankOrder]]]:
     found = started(job)
     yield found
     found[0].stop()
 
 
 @pytest.fixture
-def late_round(job: JobScratch) -> Iterator[tuple[Ranks, Processes, list[RankOrder], list[str]]]:
+def late_round(job: JobScratch) -> Iterator[tuple[Ranks, Processes, list[RankOrder]]]:
     """Whose time to begin is over."""
     found = started(job, start=1e-9)
     yield found
@@ -163,7 +161,7 @@ def test_orders_of_a_round_share_no_file_with_another_rank_or_round(job):
 
 @pytest.mark.parametrize(("code", "status"), [(3, Status.EXITED), (0, Status.EXITED), (-15, Status.KILLED)])
 def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
-    ranks, processes, orders, _ = round_
+    ranks, processes, orders = round_
     leave(orders[0], Status.SUCCEEDED)
     processes.to_come = [EndedRank(100, 0, 1), EndedRank(101, code, 5, 5 << 20)]
     ranks.poll()
@@ -182,7 +180,7 @@ def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
 def test_a_killed_rank_is_told_with_memory_and_surely_of_the_kernels_killer_where_that_has_counted_it(
     round_, monkeypatch, kills_now, reason
 ):
-    ranks, processes, _, _ = round_
+    ranks, processes, _ = round_
     ranks._memory_before = memory.Cgroup(1 << 30, 1 << 29, 7)
     monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 28, kills_now))
     monkeypatch.setattr(memory, "high_water", lambda pid: {100: 3 << 20}[pid])
@@ -196,7 +194,7 @@ def test_a_killed_rank_is_told_with_memory_and_surely_of_the_kernels_killer_wher
 
 @pytest.mark.parametrize(("kills_now", "code"), [(8, "USER:OutOfMemory"), (7, "USER:RuntimeError")])
 def test_a_worker_that_the_kernel_took_is_out_of_memory_and_is_named(round_, monkeypatch, kills_now, code):
-    ranks, _, orders, _ = round_
+    ranks, _, orders = round_
     ranks._memory_before = memory.Cgroup(1 << 30, 1 << 29, 7)
     monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 28, kills_now))
     message, short = "DataLoader worker (pid(s) 71) exited unexpectedly", kills_now == 8
@@ -212,7 +210,7 @@ def test_a_worker_that_the_kernel_took_is_out_of_memory_and_is_named(round_, mon
 
 
 def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(late_round, monkeypatch):
-    ranks, _, orders, _ = late_round
+    ranks, _, orders = late_round
     open_page(orders[0].files.page).begin()
     asked = answering(monkeypatch, {5: '  File "users.py", line 7 in <module>\n'})
     late = ranks.late()
@@ -227,7 +225,7 @@ def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(late_round, 
 
 
 def test_ranks_that_have_begun_have_all_the_time_of_the_world(late_round):
-    ranks, processes, orders, _ = late_round
+    ranks, processes, orders = late_round
     for order in orders:
         open_page(order.files.page).begin()
     assert ranks.late() is None
@@ -235,37 +233,37 @@ def test_ranks_that_have_begun_have_all_the_time_of_the_world(late_round):
 
 
 def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_again(late_round):
-    ranks, _, orders, _ = late_round
+    ranks, _, orders = late_round
     with open_page(orders[0].files.page).debugging():
         assert ranks.late() is None
         assert ranks.late() is None
     assert ranks.late() is not None
 
 
-def test_a_crash_after_a_reported_success_takes_nothing_back(round_):
-    ranks, processes, orders, warnings = round_
+def test_a_crash_after_a_reported_success_takes_nothing_back(round_, caplog):
+    ranks, processes, orders = round_
     for order in orders:
         leave(order, Status.SUCCEEDED)
     processes.to_come = [EndedRank(100, -11, 1), EndedRank(101, 0, 1)]
     ranks.poll()
     assert ranks.finished
-    assert warnings == []
+    assert caplog.messages == []
 
 
-def test_ranks_that_have_reported_success_have_their_time_to_end(job):
-    ranks, processes, orders, warnings = started(job, exit=600)
+def test_ranks_that_have_reported_success_have_their_time_to_end(job, caplog):
+    ranks, processes, orders = started(job, exit=600)
     for order in orders:
         leave(order, Status.SUCCEEDED)
     ranks.poll()
     assert not ranks.finished
-    assert (processes.signalled, warnings) == ([], [])
+    assert (processes.signalled, caplog.messages) == ([], [])
     ranks.stop()
 
 
-def test_a_rank_that_not_even_sigkill_ends_does_not_take_back_the_success_of_all(round_, monkeypatch):
+def test_a_rank_that_not_even_sigkill_ends_does_not_take_back_the_success_of_all(round_, monkeypatch, caplog):
     """Such a process (it waits in the kernel) cannot be made at will: the stand-in never reports its end."""
     monkeypatch.setattr(module, "KILL_SECONDS", 0.01)
-    ranks, processes, orders, warnings = round_
+    ranks, processes, orders = round_
     processes.unkillable.add(101)
     for order in orders:
         leave(order, Status.SUCCEEDED)
@@ -274,14 +272,14 @@ def test_a_rank_that_not_even_sigkill_ends_does_not_take_back_the_success_of_all
     until(lambda: ranks.finished, "the success that was reported counts")
     kills = [each for each in processes.signalled if each[1] == signal.SIGKILL]
     assert kills == [((101,), signal.SIGKILL)], "SIGKILL once: there is nothing stronger"
-    assert "rank(s) 5 reported success but did not end" in warnings[0]
-    assert "rank(s) 5 (process 101) were not ended by SIGKILL within 0.01 s" in warnings[1]
+    assert "rank(s) 5 reported success but did not end" in caplog.messages[0]
+    assert "rank(s) 5 (process 101) were not ended by SIGKILL within 0.01 s" in caplog.messages[1]
     ranks.stop()
     assert [each for each in processes.signalled if each[1] != signal.SIGKILL] == [], "nobody waits for it any more"
 
 
 def test_what_fails_after_being_told_to_stop_is_no_failure(round_):
-    ranks, processes, orders, _ = round_
+    ranks, processes, orders = round_
     leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
     ranks.poll()
 
@@ -299,7 +297,7 @@ def test_what_fails_after_being_told_to_stop_is_no_failure(round_):
 
 @pytest.mark.parametrize("code", [-9, 1])
 def test_what_ends_without_a_record_after_being_told_to_stop_is_no_failure(round_, code):
-    ranks, processes, _, _ = round_
+    ranks, processes, _ = round_
     processes.when_told = lambda: [EndedRank(100, code, LATER_NS), EndedRank(101, code, LATER_NS)]
     ranks.stop()
     assert [outcome.status for outcome in ranks.outcomes()] == [Status.STOPPED] * 2
@@ -307,7 +305,7 @@ def test_what_ends_without_a_record_after_being_told_to_stop_is_no_failure(round
 
 
 def test_a_failure_from_before_the_order_to_stop_stays_one_though_it_is_seen_after_it(round_):
-    ranks, processes, orders, _ = round_
+    ranks, processes, orders = round_
 
     def had_failed() -> list[EndedRank]:
         leave(orders[0], Status.RAISED, time_ns=1, raised=Raised("ValueError", "mine", ""))
@@ -320,7 +318,7 @@ def test_a_failure_from_before_the_order_to_stop_stays_one_though_it_is_seen_aft
 
 def test_where_nccls_watchdog_aborts_a_rank_the_others_are_asked_where_they_are(round_, monkeypatch):
     """There is no NCCL here: its word is put into the log, as it stands before the stacks of the abort."""
-    ranks, processes, orders, _ = round_
+    ranks, processes, orders = round_
     said = "[Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE)"
     orders[0].log.write_text("\n".join([said, *["frame of its stack"] * 60]))
     open_page(orders[1].files.page).begin()
@@ -347,7 +345,7 @@ def test_a_log_that_takes_nothing_hides_no_failure(job, monkeypatch, how):
     monkeypatch.setattr(module, "SHOW_SECONDS", 0.01)
     read = threading.Event()
     show = is_full if how == "is full" else lambda _: read.wait()
-    ranks, _, orders, _ = started(job, show)
+    ranks, _, orders = started(job, show)
     for order in orders:
         open_page(order.files.page).begin()
     answering(monkeypatch, {5: '  File "train.py", line 7 in evaluate\n'})
@@ -357,7 +355,7 @@ def test_a_log_that_takes_nothing_hides_no_failure(job, monkeypatch, how):
     ranks.stop()
 
 
-def test_a_log_that_is_not_read_is_waited_for_once(job, monkeypatch):
+def test_a_log_that_is_not_read_is_waited_for_once(job, monkeypatch, caplog):
     waited = []
 
     def stop(self, within=log_lines.DRAIN_SECONDS):
@@ -367,20 +365,19 @@ def test_a_log_that_is_not_read_is_waited_for_once(job, monkeypatch):
     monkeypatch.setattr(log_lines.LogFollower, "stop", stop)
     settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01)))
     orders = [replace(order_of(context, job), errors=job.errors(1, context.rank)) for context in contexts(job)]
-    warnings: list[str] = []
-    ranks = made(Processes(), orders, settings, warn=warnings.append)
+    ranks = made(Processes(), orders, settings)
     ranks.start(fork=True)
     ranks.stop(drain=7)
     ranks.stop()
     assert len(waited) == 2, "standard output and standard error"
     assert max(waited) <= 7
-    assert [line for line in warnings if "not shown" in line] == [
+    assert [line for line in caplog.messages if "not shown" in line] == [
         "10 B of the ranks' output were not shown: this node's log is not read"
     ]
 
 
 def test_stopping_asks_each_rank_first_and_then_kills_all_that_it_started(round_):
-    ranks, processes, _, _ = round_
+    ranks, processes, _ = round_
     ranks.stop()
     assert processes.signalled == [((100, 101), signal.SIGTERM), ((100, 101), signal.SIGKILL)]
 

@@ -19,7 +19,7 @@ def test_a_signal_says_when_it_came_however_late_it_is_taken() -> None:
         time.sleep(0.01)
         signalled = inbox.get(timeout=30)
     assert isinstance(signalled, signals.Signalled)
-    assert signalled == signal.SIGTERM
+    assert signalled.number == signal.SIGTERM
     assert before <= signalled.at <= after
 
 

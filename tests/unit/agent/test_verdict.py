@@ -10,8 +10,6 @@ from dataclasses import replace
 import pytest
 
 from flytekitplugins_safedist.agent.verdict import (
-    Kind,
-    Origin,
     Verdict,
     cause_of,
     judge,
@@ -32,7 +30,7 @@ from flytekitplugins_safedist.errors import (
     ScratchError,
     TopologyError,
 )
-from flytekitplugins_safedist.failures import Failure
+from flytekitplugins_safedist.failures import Failure, Payer
 from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status
 from flytekitplugins_safedist.rank.outcome_text import describe
 from tests.harness.outcomes import failed, outcome, raised
@@ -45,9 +43,9 @@ def verdict(cause: RankOutcome) -> Verdict:
     return judge(cause, OVER, disk=DISK)
 
 
-USERS = (Kind.NON_RECOVERABLE, Origin.USER)
-USERS_RETRIES = (Kind.RECOVERABLE, Origin.USER)
-PLATFORMS = (Kind.RECOVERABLE, Origin.SYSTEM)
+USERS = Payer.NOBODY
+USERS_RETRIES = Payer.RETRIES
+PLATFORMS = Payer.FLYTE
 
 
 def killed(number: int, *, out_of_memory: bool = False) -> RankOutcome:
@@ -89,10 +87,10 @@ ASSERT = "CUDA error: device-side assert triggered"
     ],
 )
 def test_each_way_to_fail_is_what_the_contract_says(
-    cause: RankOutcome, ends: tuple[Kind, Origin], code: str, error: type[SafedistError]
+    cause: RankOutcome, ends: Payer, code: str, error: type[SafedistError]
 ) -> None:
     judged = verdict(cause)
-    assert (judged.kind, judged.origin, judged.code, type(judged.error)) == (*ends, code, error)
+    assert (judged.payer, judged.error.error_code, type(judged.error)) == (ends, code, error)
     assert judged.time_ns == cause.time_ns
     assert f"{describe(cause)}\n\nNot restarted in place: max_restarts=0." in str(judged.error)
     if isinstance(judged.error, RankFailedError):
@@ -125,7 +123,7 @@ def test_full_shared_memory_is_named_in_all_of_torchs_words_and_not_called_scrat
     assert text.startswith("rank 0 found the node's shared memory (/dev/shm) full.\n\n")
     assert "@task(shared_memory=...)" in text
     assert "Scratch" not in text
-    assert (judged.kind, judged.origin, judged.code) == (*USERS, f"USER:{of.type}")
+    assert (judged.payer, judged.error.error_code) == (USERS, f"USER:{of.type}")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -147,7 +145,7 @@ ECHO = raised("RuntimeError", "Connection closed by peer", failure=Failure.PEER_
 
 def test_a_failure_that_only_echoes_ranks_that_returned_is_recoverable_and_names_them():
     found = judge(failed(0, of=ECHO), OVER, disk=DISK, returned=(1, 3))
-    assert (found.kind, found.origin, found.code) == (Kind.RECOVERABLE, Origin.USER, "USER:PeersLost")
+    assert (found.payer, found.error.error_code) == (USERS_RETRIES, "USER:PeersLost")
     text = str(found.error)
     first = "ranks 1, 3 finished early, and the others then lost the connection to it. The first of them is: rank 0 "
     assert text.startswith(first)
@@ -158,12 +156,12 @@ def test_a_failure_that_only_echoes_ranks_that_returned_is_recoverable_and_names
 def test_who_has_waited_in_vain_for_ranks_that_returned_has_lost_no_connection():
     waited = failed(0, of=raised("FsTimeoutError", "ranks did not come", of_another=True))
     found = judge(waited, OVER, disk=DISK, returned=(1,))
-    assert (found.kind, found.code) == (Kind.NON_RECOVERABLE, "USER:FsTimeoutError")
+    assert (found.payer, found.error.error_code) == (USERS, "USER:FsTimeoutError")
 
 
 def test_an_echo_of_nobody_is_recoverable_and_points_at_the_network():
     found = judge(failed(0, of=ECHO), OVER, disk=DISK)
-    assert (found.kind, found.code) == (Kind.RECOVERABLE, "USER:PeersLost")
+    assert (found.payer, found.error.error_code) == (USERS_RETRIES, "USER:PeersLost")
     assert "network" not in str(found.error), "one node has none"
     assert "finished early" not in str(found.error)
     many = judge(failed(0, of=ECHO), OVER, disk=DISK, nodes=2)
@@ -173,7 +171,7 @@ def test_an_echo_of_nobody_is_recoverable_and_points_at_the_network():
 def test_what_a_library_of_collectives_refuses_is_the_ranks_own_and_says_what_to_do():
     text = "NCCL error in: x.hpp:275, invalid usage\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 10"
     own = verdict(failed(of=raised("torch.distributed.DistBackendError", text)))
-    assert (own.kind, own.origin, own.code) == (*USERS, "USER:DistBackendError")
+    assert (own.payer, own.error.error_code) == (USERS, "USER:DistBackendError")
     assert "torch.cuda.set_device" in str(own.error)
     assert "network" not in str(own.error)
 
@@ -183,7 +181,7 @@ def test_what_a_library_of_collectives_refuses_is_the_ranks_own_and_says_what_to
 def test_ranks_that_waited_in_vain_hear_of_a_network_only_where_there_is_one(failure, nodes):
     cause = failed(of=raised("DistStoreError", failure=failure))
     judged = judge(cause, OVER, disk=DISK, nodes=nodes)
-    assert (judged.kind, judged.origin) == USERS_RETRIES
+    assert judged.payer == USERS_RETRIES
     assert ("network" in str(judged.error)) == (nodes > 1)
     assert ("collective" in str(judged.error)) == (failure is Failure.TIMED_OUT)
 
@@ -191,13 +189,13 @@ def test_ranks_that_waited_in_vain_hear_of_a_network_only_where_there_is_one(fai
 @pytest.mark.parametrize(("returned", "code"), [((), "USER:SIGABRT"), ((1,), "USER:PeersLost")])
 def test_an_abort_is_an_echo_only_where_somebody_was_gone(returned, code):
     aborted = outcome(0, Status.KILLED, exit_code=-6)
-    assert judge(aborted, OVER, disk=DISK, returned=returned).code == code
+    assert judge(aborted, OVER, disk=DISK, returned=returned).error.error_code == code
 
 
 def test_an_error_that_the_user_calls_recoverable_stays_so_when_the_disk_was_full() -> None:
     cause = failed(of=raised("FlyteRecoverableException", failure=Failure.RECOVERABLE, errnos=(errno.ENOSPC,)))
     judged = verdict(cause)
-    assert judged.kind is Kind.RECOVERABLE
+    assert judged.payer is Payer.RETRIES
     assert "ran out of disk space" in str(judged.error)
 
 
@@ -209,7 +207,7 @@ def test_a_mistake_that_would_repeat_is_not_the_platforms_and_a_ghost_has_no_say
 
 def test_a_job_that_ends_for_lost_nodes_whose_memory_was_full_is_out_of_memory() -> None:
     end = of_full_memory("node 1: no sign of life; its memory was full (99.0 GiB of 100.0 GiB in use)")
-    assert (end.kind, end.origin, end.code) == (*USERS_RETRIES, "USER:OutOfMemory")
+    assert (end.payer, end.error.error_code) == (USERS_RETRIES, "USER:OutOfMemory")
     assert "99.0 GiB of 100.0 GiB" in str(end.error)
 
 

@@ -123,6 +123,12 @@ def test_a_second_run_goes_on_where_the_first_ended(place):
     ]
 
 
+def test_no_tensor_is_made_a_text_of_where_a_restore_compares(three, monkeypatch):
+    """Of each that would take a millisecond, and a wait for the GPU."""
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda _: pytest.fail("a tensor was made a text of"))
+    assert resumed(three) == (4, 3.0, 3)
+
+
 @pytest.mark.parametrize(
     ("file", "data", "said"),
     [("__0_0.distcp", None, "a part of a save"), (saves.MANIFEST, b"{", "a manifest cannot be read")],
@@ -662,6 +668,14 @@ def test_numbers_of_numpys_are_numbers(place):
     assert other["optimizer"].param_groups[0]["lr"] == 0.05
     with pytest.raises(CheckpointError, match=r"state=x\].*ndarray.*torch.from_numpy"):
         Checkpoints(place).save(1, {"x": numpy.zeros(3)}, force=True)
+
+
+@pytest.mark.parametrize(
+    "value", [numpy.datetime64("2026-11-27", "ns"), numpy.timedelta64(3, "ns"), numpy.void(b"abc")], ids=repr
+)
+def test_a_value_of_numpys_that_is_no_number_is_refused_not_saved_as_another(place, value):
+    with pytest.raises(CheckpointError, match=rf"state=x\].*numpy\.{type(value).__name__}"):
+        Checkpoints(place).save(1, {"x": value}, force=True)
 
 
 def test_a_layer_that_was_wrapped_when_it_was_saved_is_the_same_without(place):

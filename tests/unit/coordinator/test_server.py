@@ -65,7 +65,7 @@ class Node:
 
     def __init__(self, port: int, status: Status, own: Any = None) -> None:
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.link = Link(RULES, Endpoint("127.0.0.1", port), inbox=self.inbox, say=lambda _: None, own=own)
+        self.link = Link(RULES, Endpoint("127.0.0.1", port), inbox=self.inbox, own=own)
         self.status = status
         self.link.begin(status)
 
@@ -239,7 +239,7 @@ def test_a_leader_that_dies_as_it_answers_is_lost_like_any_other() -> None:
     """What is unread when a process dies makes the kernel reset its connections."""
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as leader:
-        link = Link(RULES, Endpoint(*leader.getsockname()), inbox=inbox, say=lambda _: None)
+        link = Link(RULES, Endpoint(*leader.getsockname()), inbox=inbox)
         for _ in range(8):
             link.begin(status())
             connection, _ = leader.accept()
@@ -255,7 +255,7 @@ def test_that_dns_fails_is_no_word_of_where_a_leader_is_that_is_slow_to_answer(m
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     failed, ask = threading.Semaphore(0), socket.getaddrinfo
     with socket.create_server(("127.0.0.1", 0)) as leader:
-        link = Link(RULES, Endpoint("localhost", leader.getsockname()[1]), inbox=inbox, say=lambda _: None)
+        link = Link(RULES, Endpoint("localhost", leader.getsockname()[1]), inbox=inbox)
         link.begin(status())
         connection, _ = leader.accept()
 
@@ -277,7 +277,7 @@ def test_that_dns_fails_is_no_word_of_where_a_leader_is_that_is_slow_to_answer(m
 def test_a_leader_that_reads_nothing_holds_up_no_agent_and_hears_what_was_said_last() -> None:
     """It is frozen, or its machine is slow: the loop that ends ranks and hears signals does not wait for it."""
     mine, theirs = socket.socketpair()
-    link = Link(RULES, Endpoint("localhost", 0), inbox=queue.SimpleQueue(), say=lambda _: None, own=lambda: theirs)
+    link = Link(RULES, Endpoint("localhost", 0), inbox=queue.SimpleQueue(), own=lambda: theirs)
     link.begin(status())
     assert frames.receive(mine, frames.NODE_BYTES)[:1] == wire.STATUS
     call(lambda: link.put(Note("x" * (4 << 20)).frame())).result(30)
@@ -291,7 +291,7 @@ def test_a_leader_that_reads_nothing_holds_up_no_agent_and_hears_what_was_said_l
 
 def test_a_link_that_cannot_go_on_says_so() -> None:
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-    link = Link(RULES, Endpoint("a..b", 9), inbox=inbox, say=lambda _: None)  # Python's codec for names refuses it
+    link = Link(RULES, Endpoint("a..b", 9), inbox=inbox)  # Python's codec for names refuses it
     link.begin(status())
     assert isinstance(inbox.get(timeout=30), UnicodeError)
     link.close()

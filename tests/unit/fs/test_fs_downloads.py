@@ -194,7 +194,7 @@ def test_a_source_that_is_not_there_is_told_with_its_name_the_place_and_what_to_
 
 @pytest.mark.usefixtures("at_once")
 def test_an_address_with_a_secret_is_told_by_nothing_that_goes_wrong_with_it(tmp_path, monkeypatch):
-    def fail(_self: object, _draft: Path) -> None:
+    def fail(*_: object) -> None:
         raise FileNotFoundError("https://host/file?signature=secret")
 
     monkeypatch.setattr(download._Fetch, "_get", fail)

@@ -10,10 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from flytekitplugins_safedist.errors import FsIoError, FsTimeoutError
-from flytekitplugins_safedist.fs import torch_store
 from flytekitplugins_safedist.fs.collective import once
-from flytekitplugins_safedist.fs.store import Group
-from flytekitplugins_safedist.fs.torch_store import TorchStore, agree
+from flytekitplugins_safedist.fs.store import Group, TorchStore, agree
 from tests.harness.procs import DEADLINE
 
 
@@ -34,11 +32,11 @@ def test_one_late_answer_poisons_nothing(monkeypatch):
     frozen = Frozen()
     store = TorchStore(frozen, "a store", 2)
     with monkeypatch.context() as patched:
-        patched.setattr(torch_store, "_ANSWER_SECONDS", 2.0)  # for its thread to begin with it
+        patched.setattr("flytekitplugins_safedist.fs.store._ANSWER_SECONDS", 2.0)  # for its thread to begin with it
         with pytest.raises(FsTimeoutError, match=r"does not answer.*frozen or cut off"):
             store.add("count", 1)
         assert frozen.asked.is_set()
-        patched.setattr(torch_store, "_ANSWER_SECONDS", 0.01)
+        patched.setattr("flytekitplugins_safedist.fs.store._ANSWER_SECONDS", 0.01)
         with pytest.raises(FsTimeoutError):
             store.add("never begun", 1)
     frozen.thawed.set()

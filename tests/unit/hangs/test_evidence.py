@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 from flytekitplugins_safedist.hangs import recorders, stacks
 from flytekitplugins_safedist.hangs.evidence import ASK, FORCE, groups_file
-from tests.harness.procs import until
+from tests.harness.procs import interpreter, until
 
 BEGINS = """
 import sys, time
@@ -51,25 +51,20 @@ def short_dir() -> Iterator[Path]:
         yield Path(directory)
 
 
-def started(directory: Path, script: str) -> subprocess.Popen[str]:
+def started(directory: Path, script: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """A process that has begun to leave its evidence, and is where the script says."""
-    command = [sys.executable, "-c", BEGINS + script, str(directory)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+    return interpreter(BEGINS + script, str(directory))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("script", [IN_GROUPS, LATE], ids=["torch is there", "torch is imported later"])
 def test_a_rank_notes_its_groups_and_who_records_them_and_torch_answers(short_dir: Path, script: str) -> None:
-    process = started(short_dir, script)
-    socket = short_dir / "s.fr"
+    with started(short_dir, script):
+        socket = short_dir / "s.fr"
 
-    def noted() -> dict[str, Any]:
-        return dict(json.loads(groups_file(socket).read_text())) if groups_file(socket).exists() else {"groups": ()}
+        def noted() -> dict[str, Any]:
+            return dict(json.loads(groups_file(socket).read_text())) if groups_file(socket).exists() else {"groups": ()}
 
-    try:
         until(lambda: len(noted()["groups"]) == 2, "both groups are noted")
         recorders_ = {"gloo": "fr_trace_json"}
         facts = {"recorders": recorders_, "endless": [], "again": {}, "closed": ["2"], "problem": ""}
@@ -80,8 +75,6 @@ def test_a_rank_notes_its_groups_and_who_records_them_and_torch_answers(short_di
         assert found[0].is_whole
         assert recorders.stack(socket)[0].file == "<string>"
         assert recorders.holding_the_interpreter({0: socket}) == []
-    finally:
-        process.communicate()
 
 
 def blocks(thread: Path, number: int) -> bool:
@@ -93,8 +86,7 @@ def blocks(thread: Path, number: int) -> bool:
 @pytest.mark.processes
 def test_to_ask_a_rank_for_its_stacks_interrupts_no_call_but_of_one_idle_thread(short_dir: Path) -> None:
     """In the main thread, torch's attempt to connect to its store ends with a signal, and begins anew or fails."""
-    process = started(short_dir, "import numpy\nprint('ready', flush=True)\nsys.stdin.read()")
-    try:
+    with started(short_dir, "import numpy\nprint('ready', flush=True)\nsys.stdin.read()") as process:
         threads = list(Path(f"/proc/{process.pid}/task").iterdir())
         for number in (ASK, FORCE):
             takers = [thread.name for thread in threads if not blocks(thread, number)]
@@ -105,11 +97,9 @@ def test_to_ask_a_rank_for_its_stacks_interrupts_no_call_but_of_one_idle_thread(
         assert not blocks(own, signal.SIGSEGV)
         answers = stacks.ask({0: (process.pid, short_dir / "stacks")}, os.kill)
         assert [frame.file for frame in answers[0][0]] == ["<string>"], "the main thread's is there, and comes first"
-    finally:
-        process.communicate()
+        assert answers[0].handles == "", "no exception"
 
 
-WAITS = "print('ready', flush=True)\nsys.stdin.read()"
 RAISES = """
 class OfMine(ValueError):
     def __str__(self):
@@ -123,17 +113,12 @@ finally:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("script", "handles"), [(RAISES, "OfMine: a bad batch"), (WAITS, "")])
-def test_a_rank_that_stands_as_it_handles_an_exception_says_which(short_dir: Path, script: str, handles: str) -> None:
+def test_a_rank_that_stands_as_it_handles_an_exception_says_which(short_dir: Path) -> None:
     """In a ``finally``, say: nobody hears of it before that is done. No code of the exception's own is run."""
-    process = started(short_dir, script)
-    try:
+    with started(short_dir, RAISES) as process:
         answers = stacks.ask({0: (process.pid, short_dir / "stacks")}, os.kill)
-        assert answers[0].handles == handles
+        assert answers[0].handles == "OfMine: a bad batch"
         assert [frame.file for frame in answers[0][0]] == ["<string>"]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 BUSY = """
@@ -155,27 +140,20 @@ while loop.outer:
 def test_a_rank_that_makes_frames_all_the_time_outlives_being_looked_at(short_dir: Path) -> None:
     """What reads frames from outside, as faulthandler does, meets one that is half made: a look of a hundred then
     ended the process, under Python 3.10 and 3.11."""
-    process, file = started(short_dir, BUSY), short_dir / "stacks"
-    try:
+    file = short_dir / "stacks"
+    with started(short_dir, BUSY) as process:
         for _ in range(400):
             before = stacks.size(file)
             os.kill(process.pid, ASK)
             until(lambda before=before: stacks.size(file) > before or process.poll() is not None, "it has answered")
         assert process.poll() is None
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.processes
 def test_a_rank_in_which_native_code_keeps_pythons_lock_is_shown_by_force_alone(short_dir: Path) -> None:
     # The one call says that it has begun, and ends with this process's end of the pipe.
-    process = started(short_dir, "import ctypes\nctypes.PyDLL(None).system(b'echo ready; read line')")
-    try:
+    with started(short_dir, "import ctypes\nctypes.PyDLL(None).system(b'echo ready; read line')") as process:
         place = {0: (process.pid, short_dir / "stacks")}
         assert stacks.ask(place, os.kill, forces=False) == {}
         answers = stacks.ask(place, os.kill)
         assert [str(frame) for frame in answers[0][0]] == ['File "<string>", line 8 in <module>']
-    finally:
-        process.kill()
-        process.communicate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import re
@@ -20,7 +21,7 @@ from flytekitplugins_safedist.hangs.processes import Process
 from flytekitplugins_safedist.hangs.snapshot import Snapshot
 from flytekitplugins_safedist.hangs.stacks import Frame
 from flytekitplugins_safedist.rank import main
-from tests.harness.procs import until
+from tests.harness.procs import interpreter, until
 
 TORCH = "/site-packages/torch/distributed/"
 DUMP = f"""Thread 0x00007f01 [pin] (most recent call first):
@@ -277,10 +278,9 @@ sys.stdin.read()
 """
 
 
-def test_what_was_started_and_has_ended_has_worked_all_the_same(tmp_path: Path) -> None:
+def test_what_was_started_and_has_ended_has_worked_all_the_same() -> None:
     """A compiler that is run for each file: the sum of those that run at a look falls as one ends."""
-    process = started(tmp_path, "", STARTS)
-    try:
+    with interpreter(STARTS) as process:
         before = processes.look([process.pid])[process.pid].cpu
         assert process.stdin is not None
         assert process.stdout is not None
@@ -289,12 +289,10 @@ def test_what_was_started_and_has_ended_has_worked_all_the_same(tmp_path: Path) 
         assert process.stdout.readline() == "ended\n"
         assert before > 0.4
         assert processes.look([process.pid])[process.pid].cpu > before - 0.1
-    finally:
-        process.communicate()
 
 
 LISTENS = """
-import sys, time
+import sys
 from pathlib import Path
 from flytekitplugins_safedist.hangs.evidence import Evidence
 Evidence(Path(sys.argv[1]))
@@ -303,26 +301,10 @@ def spins():
     while True: pass
 def waits():
     sys.stdin.read()
-def writes():
-    while True:
-        Path(sys.argv[1]).with_suffix(".predictions").write_bytes(bytes(1 << 20))
-        time.sleep(0.05)
-{"spins": spins, "waits": waits, "writes": writes}[sys.argv[2]]()
+{"spins": spins, "waits": waits}[sys.argv[2]]()
 """
-
-
-def started(file: Path, how: str, script: str = LISTENS) -> subprocess.Popen[str]:
-    """A process that writes its stacks; it is ready."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(file), how],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+DO = ("spins", "waits", "waits")
+"""What each of three does."""
 
 
 def test_processes_are_told_apart_by_what_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,13 +313,15 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path, monkeypatch: p
     directory = tmp_path / "safedist-x" / "orders"
     directory.mkdir(parents=True)
     files = {rank: directory / f"round-0-rank-{rank}.stacks" for rank in range(4)}
-    running = {rank: started(files[rank], "spins" if rank == 0 else "waits") for rank in range(3)}
-    # It has no handler: the signal would end it.
-    running[3] = started(files[3], "", "import sys; print('ready', flush=True); sys.stdin.read()")
-    os.kill(running[2].pid, signal.SIGSTOP)
-    try:
+    begin = functools.partial(interpreter, start_new_session=True)
+    with contextlib.ExitStack() as held:
+        running = [held.enter_context(begin(LISTENS, str(files[rank]), how)) for rank, how in enumerate(DO)]
+        # It has no handler: the signal would end it.
+        deaf = "import sys; print('ready', flush=True); sys.stdin.read()"
+        running.append(held.enter_context(begin(deaf, str(files[3]))))
+        os.kill(running[2].pid, signal.SIGSTOP)
         until(lambda: processes.look([running[2].pid])[running[2].pid].state == "T", "it is stopped")
-        asked = {rank: (process.pid, files[rank]) for rank, process in running.items()}
+        asked = {rank: (process.pid, files[rank]) for rank, process in enumerate(running)}
         found = {each.rank: each for each in snapshot.take(asked, snapshot.by_ourselves)}
         assert found[0].stack[0].function == "spins"
         assert found[1].stack[0].function == "waits"
@@ -348,10 +332,6 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path, monkeypatch: p
         below = {tmp_path / "safedist-x": {rank: asked[rank] for rank in range(3)}}
         assert snapshot.running_below(tmp_path) == below
         assert snapshot.running_below(tmp_path / "elsewhere") == {}
-    finally:
-        for process in running.values():
-            process.kill()
-            process.communicate()
     assert processes.look([running[0].pid]) == {running[0].pid: Process(running[0].pid)}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.errors import ArchiveError, PathBlockedError, StagingError
-from flytekitplugins_safedist.pod.staging import POINTS, Limits, Options, points, stage, unpack
+from flytekitplugins_safedist.pod.staging import POINTS, Options, points, stage, unpack
 from flytekitplugins_safedist.pod.staging.fetch import Download
 from flytekitplugins_safedist.pod.staging.place import Private
 from tests.harness.procs import until
@@ -287,14 +287,14 @@ def test_whatever_bytes_headers_are_made_of_nothing_is_written_elsewhere_and_the
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        (Limits(max_bytes=5000), "SAFEDIST_CODE_MAX_BYTES"),
-        (Limits(max_files=4), "SAFEDIST_CODE_MAX_FILES"),
-        (Limits(max_ratio=2, ratio_from=5000), "SAFEDIST_CODE_MAX_RATIO"),
+        ({"max_bytes": 5000}, "SAFEDIST_CODE_MAX_BYTES"),
+        ({"max_files": 4}, "SAFEDIST_CODE_MAX_FILES"),
+        ({"max_ratio": 2, "ratio_from": 5000}, "SAFEDIST_CODE_MAX_RATIO"),
     ],
 )
 def test_what_is_over_a_limit_is_refused_and_says_which(node, limits, words):
     node.dest.mkdir()
-    assert words in node.refused(WHOLE, limits=limits)
+    assert words in node.refused(WHOLE, **limits)
 
 
 def test_an_archive_that_changes_while_it_is_read_is_not_used(node, monkeypatch):

@@ -18,8 +18,9 @@ from flytekit.bin import entrypoint as flytekit_entrypoint
 from flytekit.core.data_persistence import FileAccessProvider
 
 from flytekitplugins_safedist import lastwords
-from flytekitplugins_safedist.agent.verdict import Kind, Origin, Verdict
+from flytekitplugins_safedist.agent.verdict import Verdict
 from flytekitplugins_safedist.errors import StorageError
+from flytekitplugins_safedist.failures import Payer
 from flytekitplugins_safedist.pod import verdict
 from flytekitplugins_safedist.pod.verdict import Verdicts, document, is_there, warning_of
 from flytekitplugins_safedist.store import patience, transfers
@@ -340,7 +341,9 @@ def test_flytekits_entrypoint_makes_its_provider_by_the_name_that_is_replaced() 
 def test_what_would_move_a_terminals_cursor_is_spelled_out_wherever_the_error_is_read() -> None:
     said = "the store says:\n\tno \x1b[2J\r\x07, of caf\udce9"
     shown = "the store says:\n\tno \\x1b[2J\\x0d\\x07, of caf\\udce9"
-    error = document(Verdict(Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:\x1bStorage", StorageError(said), 1)).error
+    storage = StorageError(said)
+    storage.code = "SYSTEM:\x1bStorage"
+    error = document(Verdict(Payer.FLYTE, storage, 1)).error
     assert (error.message, error.code) == (shown, "SYSTEM:\\x1bStorage")
     lastwords.keep(said.replace("\n\t", " "))
     assert lastwords.take() == lastwords.FAILED + shown.replace("\n\t", " ")

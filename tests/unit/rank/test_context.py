@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import NotInTaskError
 from flytekitplugins_safedist.hangs.waits import Steps
 from flytekitplugins_safedist.rank import context, shared_page
 from flytekitplugins_safedist.rank.context import RankContext, current_rank
 from tests.harness.outcomes import SIXTH, rank_at
 
+Pages = tuple[shared_page.AgentPage, shared_page.RankPage]
 RANK = rank_at(Path("/scratch/round-4/rank-5"), **SIXTH, node_dir=Path("/scratch/node"))
 
 
@@ -23,6 +23,14 @@ RANK = rank_at(Path("/scratch/round-4/rank-5"), **SIXTH, node_dir=Path("/scratch
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context._RANK, "value", None)
     monkeypatch.setattr(context._PAGE, "value", None)
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Pages:
+    """The one page, as a rank's agent and as the rank itself has it; this process is the rank."""
+    agents, own = shared_page.make(tmp_path / "page"), shared_page.open_page(tmp_path / "page")
+    context.enter(RANK, own)
+    return agents, own
 
 
 def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:
@@ -36,9 +44,8 @@ def test_outside_a_task_it_raises_and_says_where_to_call_it() -> None:
     )
 
 
-def test_a_rank_finds_itself_also_from_its_threads(tmp_path: Path) -> None:
-    shared_page.make(tmp_path / "page")
-    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
+@pytest.mark.usefixtures("pages")
+def test_a_rank_finds_itself_also_from_its_threads() -> None:
     assert current_rank() is RANK
     seen: list[RankContext] = []
     thread = threading.Thread(target=lambda: seen.append(current_rank()))
@@ -47,9 +54,8 @@ def test_a_rank_finds_itself_also_from_its_threads(tmp_path: Path) -> None:
     assert seen == [RANK]
 
 
-def test_a_rank_knows_that_it_is_preempted_and_says_that_it_has_saved(tmp_path: Path) -> None:
-    agents = shared_page.make(tmp_path / "page")
-    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
+def test_a_rank_knows_that_it_is_preempted_and_says_that_it_has_saved(pages: Pages) -> None:
+    agents, _ = pages
     assert not agents.listens
     assert not current_rank().preempted
     assert agents.listens
@@ -60,13 +66,11 @@ def test_a_rank_knows_that_it_is_preempted_and_says_that_it_has_saved(tmp_path: 
     assert agents.finished(1, urgent=True)
 
 
-def test_outside_a_task_there_is_nothing_to_be_preempted() -> None:
+def test_outside_a_task_there_is_nothing_to_be_preempted_and_to_save_and_tell_a_step_do_nothing() -> None:
+    with context.saving():
+        RANK.progress(1)
     with pytest.raises(NotInTaskError, match="outside a rank"):
         _ = RANK.preempted
-
-
-def test_the_public_name_is_the_same_function() -> None:
-    assert flytekitplugins_safedist.current_rank is current_rank
 
 
 def test_a_context_is_a_value_that_cannot_be_changed_and_that_pickles() -> None:
@@ -91,18 +95,14 @@ def test_it_has_everything_that_was_promised() -> None:
     }
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RankContext)])
-def test_nothing_about_a_rank_has_a_default(name: str) -> None:
-    facts = {field.name: getattr(RANK, field.name) for field in dataclasses.fields(RankContext)}
-    del facts[name]
-    with pytest.raises(TypeError, match=name):
-        RankContext(**facts)
+def test_nothing_about_a_rank_has_a_default() -> None:
+    unset = (dataclasses.MISSING, dataclasses.MISSING)
+    fields = dataclasses.fields(RankContext)
+    assert [field.name for field in fields if (field.default, field.default_factory) != unset] == []
 
 
-def test_a_ranks_agent_sees_how_far_it_is_by_what_it_tells_and_by_what_it_saves(tmp_path: Path) -> None:
-    agent = shared_page.make(tmp_path / "page")
-    page = shared_page.open_page(tmp_path / "page")
-    context.enter(RANK, page)
+def test_a_ranks_agent_sees_how_far_it_is_by_what_it_tells_and_by_what_it_saves(pages: Pages) -> None:
+    agent, page = pages
     assert agent.steps == Steps()
     current_rank().progress(7)
     assert (agent.steps.step, page.step) == (8, 8), "the one that it is in"
@@ -117,11 +117,9 @@ def test_a_ranks_agent_sees_how_far_it_is_by_what_it_tells_and_by_what_it_saves(
     assert agent.steps.told != told, "a job that saves by steps need not tell them"
 
 
-def test_a_rank_is_in_no_step_after_the_last_one_that_is_to_be_nor_after_the_function(tmp_path: Path) -> None:
+def test_a_rank_is_in_no_step_after_the_last_one_that_is_to_be_nor_after_the_function(pages: Pages) -> None:
     """It may hand on its model for hours, or wait there for somebody else."""
-    agent = shared_page.make(tmp_path / "page")
-    page = shared_page.open_page(tmp_path / "page")
-    context.enter(RANK, page)
+    agent, page = pages
     current_rank().progress(3, of=5)
     assert agent.steps.wait(0) is not None
     current_rank().progress(4, of=5)
@@ -132,9 +130,8 @@ def test_a_rank_is_in_no_step_after_the_last_one_that_is_to_be_nor_after_the_fun
     assert agent.steps.wait(0) is None
 
 
-def test_its_agent_sees_when_it_is_in_the_function_after_its_inputs_which_may_take_their_time(tmp_path: Path) -> None:
-    agent = shared_page.make(tmp_path / "page")
-    page = shared_page.open_page(tmp_path / "page")
+def test_its_agent_sees_when_it_is_in_the_function_after_its_inputs_which_may_take_their_time(pages: Pages) -> None:
+    agent, page = pages
     assert (agent.begun, agent.entered) == (False, False)
     page.begin()
     assert (agent.begun, agent.entered) == (True, False)
@@ -143,9 +140,8 @@ def test_its_agent_sees_when_it_is_in_the_function_after_its_inputs_which_may_ta
 
 
 @pytest.mark.parametrize("steps", [(3, 2), (-1,), (1 << 60,)], ids=["they fall", "below 0", "no page holds it"])
-def test_steps_that_are_no_count_are_movement_and_no_place(tmp_path: Path, steps: tuple[int, ...]) -> None:
-    agent = shared_page.make(tmp_path / "page")
-    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
+def test_steps_that_are_no_count_are_movement_and_no_place(pages: Pages, steps: tuple[int, ...]) -> None:
+    agent, _ = pages
     for step in steps:
         before = agent.steps.told
         current_rank().progress(step)
@@ -154,12 +150,8 @@ def test_steps_that_are_no_count_are_movement_and_no_place(tmp_path: Path, steps
     assert agent.steps.step == -1
 
 
-def test_what_saves_is_seen_from_outside_and_nothing_happens_outside_a_rank(tmp_path: Path) -> None:
-    with context.saving():
-        pass
-    RANK.progress(1)
-    agent = shared_page.make(tmp_path / "page")
-    context.enter(RANK, shared_page.open_page(tmp_path / "page"))
+def test_what_saves_is_seen_from_outside(pages: Pages) -> None:
+    agent, _ = pages
     with context.saving(background=True):
         with context.saving():
             assert (agent.steps.is_saving, agent.steps.is_writing) == (True, True)
@@ -167,9 +159,8 @@ def test_what_saves_is_seen_from_outside_and_nothing_happens_outside_a_rank(tmp_
     assert not agent.steps.is_writing
 
 
-def test_of_two_that_write_the_last_to_leave_is_seen_whichever_began_first(tmp_path: Path) -> None:
-    agent = shared_page.make(tmp_path / "page")
-    page = shared_page.open_page(tmp_path / "page")
+def test_of_two_that_write_the_last_to_leave_is_seen_whichever_began_first(pages: Pages) -> None:
+    agent, page = pages
     one, other = page.saving(background=True), page.saving(background=True)
     one.__enter__()
     other.__enter__()
@@ -179,9 +170,8 @@ def test_of_two_that_write_the_last_to_leave_is_seen_whichever_began_first(tmp_p
     assert not agent.steps.is_writing
 
 
-def test_its_agent_sees_for_how_long_it_waits_for_an_input_that_another_rank_downloads(tmp_path: Path) -> None:
-    agent = shared_page.make(tmp_path / "page")
-    page = shared_page.open_page(tmp_path / "page")
+def test_its_agent_sees_for_how_long_it_waits_for_an_input_that_another_rank_downloads(pages: Pages) -> None:
+    agent, page = pages
     with page.fetched_for():
         with page.fetched_for():
             assert agent.steps.is_fetched_for

@@ -10,7 +10,6 @@ import sys
 import threading
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flytekit import task
@@ -19,9 +18,8 @@ from hypothesis import strategies as st
 
 from flytekitplugins_safedist.errors import PayloadError
 from flytekitplugins_safedist.plugin.task import SafeTorch
-from flytekitplugins_safedist.rank.order import JobOrder, TaskSource
+from flytekitplugins_safedist.rank.order import FlyteSnapshot, JobOrder, TaskSource
 from flytekitplugins_safedist.rank.task import load, search_path, source_by, source_of
-from flytekitplugins_safedist.rank.task_context import FlyteSnapshot
 
 pytestmark = pytest.mark.processes
 
@@ -87,7 +85,7 @@ TEXT = st.text(max_size=10)
     )
 )
 def test_an_order_reads_back_equal(original: JobOrder) -> None:
-    assert JobOrder.from_json(original.to_json()) == original
+    assert JobOrder.from_dict(json.loads(json.dumps(original.to_dict()))) == original
 
 
 # --- by name ---------------------------------------------------------------------------------------------------------
@@ -103,17 +101,13 @@ def test_where_the_working_directory_is_gone_the_error_says_so_and_what_to_do(tm
         source_of(train, sys.modules)
 
 
-def test_a_task_under_another_name_than_its_functions_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_its_name_does_not_lead_to_any_more_travels_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     module, renamed = sys.modules[__name__], train
-    monkeypatch.delattr(module, "train")
     monkeypatch.setattr(module, "renamed", renamed, raising=False)
+    monkeypatch.setattr(module, "train", object())
     assert source_of(renamed, sys.modules).pickled
-
-
-def test_a_name_that_means_another_object_now_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    shadowed = train
-    monkeypatch.setattr(sys.modules[__name__], "train", object())
-    assert source_of(shadowed, sys.modules).pickled
+    monkeypatch.delattr(module, "train")
+    assert source_of(renamed, sys.modules).pickled
 
 
 def test_a_module_that_lacks_the_task_when_a_rank_imports_it_is_a_clear_error(
@@ -130,16 +124,12 @@ def test_a_module_that_lacks_the_task_when_a_rank_imports_it_is_a_clear_error(
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "error"), [("import no_such_module", ImportError), ("def (", SyntaxError), ("1 / 0", ZeroDivisionError)]
-)
 def test_what_the_users_module_raises_on_import_comes_through_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, error: type[Exception]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "broken_tasks.py").write_text(source)
+    (tmp_path / "broken_tasks.py").write_text("object().of_mine")
     monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.invalidate_caches()
-    with pytest.raises(error):
+    with pytest.raises(AttributeError, match="of_mine"):
         load(TaskSource("train", module="broken_tasks"))
 
 
@@ -289,28 +279,21 @@ def test_a_resolver_of_the_users_is_scanned_for_its_imports_too() -> None:
     assert source.imports == ("train", "my.resolvers")
 
 
-def holding(value: object) -> Any:
+def test_a_closure_that_cannot_be_pickled_is_named_with_the_repair() -> None:
+    value = threading.Lock()
+
+    @task(task_config=SafeTorch())
     def inner() -> None:
         print(value)
 
-    return task(task_config=SafeTorch())(inner)
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [(threading.Lock(), "cannot pickle '_thread.lock' object"), (sys.stdout.buffer, "cannot pickle")],
-    ids=["lock", "file"],
-)
-def test_a_closure_that_cannot_be_pickled_is_named_with_the_repair(value: object, reason: str) -> None:
-    closed_over = holding(value)
     with pytest.raises(PayloadError) as caught:
-        source_of(closed_over, sys.modules)
+        source_of(inner, sys.modules)
     text = str(caught.value)
     assert text.startswith(
-        f"the task function can neither be imported by its ranks nor pickled for them [task={closed_over.name}, "
+        f"the task function can neither be imported by its ranks nor pickled for them [task={inner.name}, "
         f"module={__name__}] (seen: "
     )
-    assert reason in text
+    assert "cannot pickle '_thread.lock' object" in text
     assert text.endswith(
         "expected: a function at module level, in a module that ranks can import). Fix: move the task (or what "
         "its closure holds: locks, sockets, open files) to module level"

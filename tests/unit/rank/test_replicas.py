@@ -12,8 +12,23 @@ from flytekitplugins_safedist.compat import torch as torch_inside
 from flytekitplugins_safedist.errors import IncompatibleVersionError
 from flytekitplugins_safedist.rank import replicas
 
-BEFORE = "replicas.install()\nassert 'torch' not in sys.modules\n"
-AFTER = "import torch.distributed\nreplicas.install()\n"
+BEFORE = """
+finders = list(sys.meta_path)
+replicas.install()
+assert 'torch' not in sys.modules
+met = []
+torch_inside.call_at_groups(met.append)
+
+import inspect
+import torch.distributed as dist
+assert sys.meta_path[-len(finders):] == finders
+assert not any('compat.torch' in repr(finder) for finder in sys.meta_path)
+assert dist.__loader__ is dist.__spec__.loader and 'compat.torch' not in repr(dist.__loader__), "as it would without"
+assert 'is_available' in inspect.getsource(dist)
+assert dist.Reducer.__name__ == 'Reducer' and dist.Logger.__wrapped__.__name__ == 'Logger'
+assert met == []
+"""
+AFTER = "import torch.distributed\nreplicas.install()\nmet = []\ntorch_inside.call_at_groups(met.append)\n"
 GROUPS = """
 import gc, os, time, weakref
 import torch, torch.distributed as dist, torch.distributed.nn, torch._dynamo
@@ -36,6 +51,7 @@ until = time.monotonic() + 60
 while threads() != alone and time.monotonic() < until:  # one that has ended is listed for a moment
     time.sleep(0.01)
 assert threads() == alone, "and ends with the replica, with its store's port and keys"
+assert met == ["0", "1"] and not dist.is_initialized(), "whoever looks at the end finds none"
 print([count > alone for count in at_the_end])
 """
 
@@ -48,33 +64,11 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("installed", [BEFORE, AFTER], ids=["before torch", "after torch"])
-def test_a_group_outlives_the_last_native_part_of_its_replica_by_nothing(installed: str) -> None:
+def test_a_group_outlives_the_last_native_part_of_its_replica_by_nothing_and_is_noticed(installed: str) -> None:
     """Without the guard the replica's end would be the group's: no thread of Gloo's were left for the last part."""
     done = python(installed + GROUPS)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[True, True]\n", done.stdout
-
-
-def test_torch_looks_as_it_would_without_and_groups_are_noticed_however_short_they_live() -> None:
-    done = python(
-        "import inspect\n"
-        "finders = list(sys.meta_path)\n"
-        "replicas.install()\n"
-        "met = []\n"
-        "torch_inside.call_at_groups(met.append)\n"
-        "import torch.distributed as dist\n"
-        "assert sys.meta_path[-len(finders):] == finders\n"
-        "assert not any('compat.torch' in repr(finder) for finder in sys.meta_path)\n"
-        "assert dist.__loader__ is dist.__spec__.loader and 'compat.torch' not in repr(dist.__loader__)\n"
-        "assert 'is_available' in inspect.getsource(dist)\n"
-        "assert dist.Reducer.__name__ == 'Reducer' and dist.Logger.__wrapped__.__name__ == 'Logger'\n"
-        "assert met == []\n"
-        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
-        "dist.destroy_process_group()\n"
-        "assert met == ['0'], 'whoever looks at the end finds none'\n"
-        "print('as ever')\n"
-    )
-    assert done.stdout == "as ever\n", done.stderr
 
 
 @pytest.mark.parametrize("gone", ["Reducer", "Logger"])

@@ -9,7 +9,7 @@ import signal
 import stat
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def rank(tmp_path: Path, number: int) -> SharedInputs:
     own = tmp_path / f"rank-{number}"
     own.mkdir(exist_ok=True)
     (tmp_path / "node").mkdir(exist_ok=True)
-    return SharedInputs(tmp_path / "node", own)
+    return SharedInputs(tmp_path / "node", own, nullcontext)
 
 
 def fetches(text: str, calls: list[str]) -> Fetch:

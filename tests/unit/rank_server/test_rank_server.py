@@ -51,7 +51,7 @@ def order(directory: Path, name: str) -> RankOrder:
     return RankOrder(
         context=rank_at(directory),
         environment={**os.environ, "PYTHONPATH": str(ROOT)},
-        files=RankFiles(directory / name, directory / f"{name}.fr"),
+        files=RankFiles.at(directory / name, directory / f"{name}.fr"),
         log=directory / f"{name}.log",
         ran_before=False,
     )
@@ -334,8 +334,8 @@ def test_whoever_starts_a_server_may_have_a_thousand_files_open(tmp_path):
             assert server.fits(os.environ)
 
 
-@pytest.mark.parametrize("name", ["TZ", "LC_ALL", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_ARENA_MAX"])
-def test_what_an_interpreter_reads_as_it_starts_must_be_as_it_was_for_a_server_to_serve_again(server, tmp_path, name):
+def test_what_an_interpreter_reads_as_it_starts_must_be_as_it_was_for_a_server_to_serve_again(server, tmp_path):
     take(server, tmp_path, quiet="X = 1")
+    names = ["TZ", "LC_ALL", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_ARENA_MAX"]
     assert server.fits({**os.environ, "ANOTHER": "1"})
-    assert not server.fits({**os.environ, name: "1"})
+    assert [name for name in names if server.fits({**os.environ, name: "1"})] == []

@@ -100,7 +100,7 @@ def test_what_a_rank_notes_is_what_its_agent_reads(rank):
     rank.recorder.phase("function", 1000.0, rank.now - 1000.0)
     seen = rank.read("returned")
     assert list(seen.stages) == ["load", "load/part", "forward", "forward/part"]
-    assert (seen.stages["load"].times, seen.stages["load"].longest) == (20, 30.0)
+    assert seen.stages["load"].times == 20
     assert seen.stages["forward"].seconds == pytest.approx(10.0)
     assert seen.steps == 19
     assert [round(seconds, 1) for _, seconds in seen.stalls] == [30.5]
@@ -256,7 +256,7 @@ def test_ranks_that_worked_alone_are_told_where_all_of_them_came_to_their_end_so
 # --- who held the others back ---------------------------------------------------------------------------------------
 def part(rank: int, **stages: tuple[int, float, float]) -> RankSummary:
     """Stages as times, seconds of each, and when they ended on average."""
-    made = {name: StageTimes(times, times * seconds, seconds, end) for name, (times, seconds, end) in stages.items()}
+    made = {name: StageTimes(times, times * seconds, end) for name, (times, seconds, end) in stages.items()}
     return RankSummary(rank, 0.0, 10.0, "returned", stages=made)
 
 
@@ -269,7 +269,7 @@ def test_of_two_ranks_the_one_is_named_that_is_late_and_not_the_one_that_waits()
     late = part(1, sync=(100, 0.002, 5.0), load=(100, 0.060, 5.060))
     [found], uneven = findings.held_back([early, late])
     assert ((found.rank, found.stage), uneven) == ((1, "load"), [])
-    assert (found.seconds, found.usual, found.total) == pytest.approx((0.050, 0.010, 5.0))
+    assert (found.seconds, found.usual) == pytest.approx((0.050, 0.010))
     moved = part(1, sync=(100, 0.002, 4.0), load=(100, 0.060, 4.060))
     moved.since = 1.0
     assert held(early, moved) == [(1, "load")], "ends count from each rank's own begin"
@@ -308,7 +308,7 @@ def test_of_stages_within_stages_the_innermost_is_named_that_costs_the_time() ->
     def nested(number: int, decode: float) -> RankSummary:
         made = part(number, step=(100, 0.1, 5.1))
         inner = {"step/data": (0.01 + decode, 5.0 + decode), "step/data/decode": (decode, 4.99 + decode)}
-        made.stages |= {name: StageTimes(100, 100 * each, each, end) for name, (each, end) in inner.items()}
+        made.stages |= {name: StageTimes(100, 100 * each, end) for name, (each, end) in inner.items()}
         return made
 
     assert held(nested(0, 0.001), nested(1, 0.051), nested(2, 0.001)) == [(1, "step/data/decode")]
@@ -320,7 +320,7 @@ def test_within_a_stage_that_has_not_ended_the_one_is_named_that_is_late() -> No
     def within(number: int, load: float) -> RankSummary:
         made = part(number)
         made.how = "SIGKILL"
-        made.stages = {"epoch/load": StageTimes(100, 100 * load, load, 5.0 + load)}
+        made.stages = {"epoch/load": StageTimes(100, 100 * load, 5.0 + load)}
         return made
 
     ranks = within(0, 0.010), within(1, 0.060)
@@ -331,7 +331,7 @@ def test_within_a_stage_that_has_not_ended_the_one_is_named_that_is_late() -> No
     assert (found.rank, found.seconds) == (1, pytest.approx(0.050))
     assert "rank 1 in stage &#x27;epoch/load&#x27;, by 50 ms a step (143% of it" in shown(job(*ranks))
     ended = within(0, 0.010)
-    ended.stages["epoch"] = StageTimes(1, 6.0, 6.0, 6.0)
+    ended.stages["epoch"] = StageTimes(1, 6.0, 6.0)
     assert held(ended, within(1, 0.060)) == [(1, "epoch/load")], "of the others one has left it"
 
 
@@ -341,7 +341,7 @@ def filled(rank: int, round_no: int, *, late: bool = False) -> RankSummary:
     chance = random.Random(rank)
     stages = {
         f"a stage of the model {number}": StageTimes(
-            9999, 9999 * (0.1 + 0.5 * (late and number == 3)), chance.random(), 500 + number + 0.5 * late
+            9999, 9999 * (0.1 + 0.5 * (late and number == 3)), 500 + number + 0.5 * late
         )
         for number in range(layout.STAGES)
     }

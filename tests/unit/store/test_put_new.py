@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist.failures import Outlook, outlook
-from flytekitplugins_safedist.store import put_new as module
 from flytekitplugins_safedist.store.put_new import NoConditionError, put_new
 from tests.harness.moto_s3 import BUCKET, S3
 from tests.harness.objectstore import ClientError
@@ -59,7 +58,7 @@ def test_on_a_file_system_without_links_the_object_is_whole_and_nothing_else_is_
     def link(*_: object) -> None:
         raise OSError(number, "no links here")
 
-    monkeypatch.setattr(module.os, "link", link)
+    monkeypatch.setattr(os, "link", link)
     assert put_new(None, f"{tmp_path}/error.pb", b"data")
     assert (tmp_path / "error.pb").read_bytes() == b"data"
     assert os.listdir(tmp_path) == ["error.pb"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flytekitplugins_safedist.store.errors import Retry
+from flytekitplugins_safedist.store.patience import Retry
 
 PASSES = ConnectionResetError("the store is away")
 
