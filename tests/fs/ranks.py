@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import queue
@@ -115,6 +116,9 @@ def _main(there: Any, here: Any, work: Callable[..., Any], args: Sequence[Any], 
     here.close()
     _channel = there
     os.environ.update(env)
+    # What is garbage of the parent's is the parent's: an s3fs among it would wait a second, as it ends, for a thread
+    # that is not here, and the worker's tests leave some thirty (a trainer asks for a collection).
+    gc.freeze()
     if torch := sys.modules.get("torch"):
         # A further thread of OpenMP would be waited for without end where a test before this one had some.
         torch.set_num_threads(1)
