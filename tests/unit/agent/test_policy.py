@@ -611,6 +611,13 @@ def test_a_picture_is_taken_once_for_each_look_and_a_hang_is_told_once():
     assert node.want(size=3) == []
 
 
+def test_ranks_that_are_told_to_end_are_not_looked_at_any_more():
+    node = running()
+    node.stop()
+    assert node.status.phase == "ending"
+    assert node.want(look=1) == []
+
+
 def test_a_picture_that_may_be_lost_with_its_connection_is_taken_again():
     node = running()
     node.want(look=1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from flytekitplugins_safedist.agent.verdict import Verdict
 from flytekitplugins_safedist.errors import StorageError
 from flytekitplugins_safedist.failures import Payer
 from flytekitplugins_safedist.pod import verdict
-from flytekitplugins_safedist.pod.verdict import Verdicts, document, is_there, warning_of
+from flytekitplugins_safedist.pod.verdict import Verdicts, document, is_there, room_kept, warning_of
 from flytekitplugins_safedist.store import patience, transfers
 from flytekitplugins_safedist.store.transfers import Transfers, patience_of
 from tests.harness.objectstore import ClientError, ObjectStore
@@ -347,3 +349,10 @@ def test_what_would_move_a_terminals_cursor_is_spelled_out_wherever_the_error_is
     assert (error.message, error.code) == (shown, "SYSTEM:\\x1bStorage")
     lastwords.keep(said.replace("\n\t", " "))
     assert lastwords.take() == lastwords.FAILED + shown.replace("\n\t", " ")
+
+
+def test_of_a_small_disk_a_quarter_is_kept_for_the_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=64, f_frsize=4096))
+    with room_kept(str(tmp_path)):
+        assert sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file()) == 64 * 4096 // 4
+    assert list(tmp_path.iterdir()) == []

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist import Metrics
-from flytekitplugins_safedist.record import layout
+from flytekitplugins_safedist.record import layout, page
 from flytekitplugins_safedist.record import run as record_of_run
-from flytekitplugins_safedist.record.run import JobCosts, RankView, Run, RunRecord
+from flytekitplugins_safedist.record.run import JobCosts, RankView, Run, RunRecord, Shown
 from flytekitplugins_safedist.record.run_page import ConsoleDeck, Kept
 
 
@@ -75,6 +75,20 @@ def test_a_store_that_does_not_take_the_trace_costs_no_page(monkeypatch: pytest.
     record.begins(0, 0, nnodes=1)
     record.over(list)
     assert "Trace for Perfetto: could not be left" in record.show(bool).page
+
+
+def test_no_job_fails_for_a_page_that_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> str:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(page, "fragment", broken)
+    record = record_of(run())
+    record.begins(0, 0, nnodes=1)
+    record.over(list)
+    assert record.show(bool) == Shown()
+    assert caplog.messages == ["the record of this run could not be shown: ZeroDivisionError: division by zero"]
 
 
 def test_a_page_that_is_not_wanted_any_more_is_no_error_in_the_log(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
