@@ -86,6 +86,7 @@ class Node0(Node):
     def close(self) -> None:
         self.link.close()
         self.server.close()
+        assert "safedist coordinator" not in [each.name for each in threading.enumerate()], "whoever is connected"
 
 
 class Node1(Node):
