@@ -199,7 +199,7 @@ class Checkpoints:
             what = "the pod leaves" if agreed.urgent else "a node joins"
             logger.warning(f"the last save before {what} failed: {type(error).__name__}: {error}")
         finally:
-            if self._agreement and agreed:
+            if self._agreement:
                 self._agreement.over(self)
 
     @context.saving()
