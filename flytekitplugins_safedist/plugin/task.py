@@ -152,12 +152,17 @@ class SafeTask(SerializesToKubeflow):
     def _take_decks(self, ctx: FlyteContext, decks: Sequence[dict[str, str]]) -> None:
         if not self.enable_deck:
             return
-        for deck in decks:
-            Deck(deck["name"], deck["html"])
-        ctx.user_space_params.decks.sort(key=lambda deck: deck.name != run_page.NAME)  # what is opened first
+        add_decks(ctx, decks)
         if ctx.execution_state is not None and ctx.execution_state.is_local_execution():
             # flytekit writes the page itself only where it converted the outputs; rank 0 did that here.
             flytekit_inside.output_deck(self.name.split(".")[-1], ctx.user_space_params)
+
+
+def add_decks(ctx: FlyteContext, decks: Sequence[dict[str, str]]) -> None:
+    """Add what rank 0 has drawn to the task's decks; the run's page is the first."""
+    for deck in decks:
+        Deck(deck["name"], deck["html"])
+    ctx.user_space_params.decks.sort(key=lambda deck: deck.name != run_page.NAME)
 
 
 def raised_by(verdict: Verdict) -> SafedistError:

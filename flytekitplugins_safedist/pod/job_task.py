@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from flytekit import FlyteContext
 from flytekit.core.utils import timeit
-from flytekit.deck import Deck, DeckField
+from flytekit.deck import DeckField
 from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.models.interface import TypedInterface
 from flytekit.models.literals import LiteralMap
@@ -23,7 +23,7 @@ from ..agent.verdict import Verdict, of_error
 from ..config.registered import Registered
 from ..errors import SafedistError
 from ..failures import Payer
-from ..plugin.task import raised_by
+from ..plugin.task import add_decks, raised_by
 from ..rank import literals
 from ..rank.order import TaskSource
 from ..rank_server.client import RankServer
@@ -92,11 +92,8 @@ class JobTask:
         raise raised_by(result)
 
     def _take_decks(self, ctx: FlyteContext, decks: Sequence[dict[str, str]]) -> None:
-        if self.disable_deck:
-            return
-        for deck in decks:
-            Deck(deck["name"], deck["html"])
-        ctx.user_space_params.decks.sort(key=lambda deck: deck.name != run_page.NAME)  # what is opened first
+        if not self.disable_deck:
+            add_decks(ctx, decks)
 
 
 def _upload_decks(ctx: FlyteContext) -> None:
