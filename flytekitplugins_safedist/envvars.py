@@ -118,6 +118,9 @@ JOBSET_NPROC_PER_NODE = "NPROC_PER_NODE"
 MEETING = "SAFEDIST_MEETING"
 """Set in the ranks of a job of several: the socket at which their agent carries what ranks tell each other to the job's
 leader. Not torchrun's agent store: a user's own store would meet ours in it."""
+STORE_PORT = "SAFEDIST_STORE_PORT"
+"""Set in torch's ranks: the port, at MASTER_ADDR, of the store that they meet at. MASTER_PORT is what they start by
+themselves meets at, as anywhere."""
 ROUND = "SAFEDIST_ROUND"
 """Set in every rank: which launch of the ranks this is, from 0."""
 FS_TIMEOUT = "SAFEDIST_FS_TIMEOUT"

@@ -329,6 +329,9 @@ class NodeAgent(Loop):
             endpoint = place.endpoint
             address = own_address(endpoint.host, endpoint.port) if place.is_elastic else endpoint.host
         values = {envvars.MASTER_ADDR: address, envvars.MASTER_PORT: str(self._port.port)}
+        if self._forks and job.backend.keeps_store and place.max_nodes * settings.nproc_per_node > 1:
+            kept = self.plan.server.keep_store()
+            values |= {envvars.STORE_PORT: str(kept)} if kept else {}
         values |= job.backend.open_round(nnodes=place.max_nodes, nproc_per_node=settings.nproc_per_node)
         self._act(self.policy.on_fact(time.monotonic(), offer=Offer(offer.after, values)))
 

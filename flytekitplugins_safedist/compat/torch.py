@@ -21,9 +21,6 @@ from . import lookup
 
 DISTRIBUTED = "torch.distributed"
 
-STORE_MAKER = "_create_c10d_store"
-"""In ``torch.distributed.rendezvous``: what makes a store for ``env://`` and ``tcp://``."""
-
 
 def default_store() -> Any:
     """The store of the process group that this process is in."""
@@ -140,6 +137,34 @@ def call_at_groups(meet: Callable[[str], object]) -> None:
             return make(*arguments, **more)
 
         module._new_process_group_helper = makes  # type: ignore[attr-defined]
+
+    at_distributed(watch)
+
+
+_STORE_MAKER = "_create_c10d_store"
+"""In ``torch.distributed.rendezvous``: what makes a store for ``env://`` and ``tcp://``."""
+
+
+def finds_store_maker() -> bool:
+    """Whether :func:`around_stores` has anything to go around, in a process that has imported torch."""
+    return hasattr(sys.modules.get("torch.distributed.rendezvous"), _STORE_MAKER)
+
+
+def around_stores(around: Callable[[Callable[..., Any], dict[str, Any]], Any]) -> None:
+    """Have something called in the place of what makes the store of a process group, with that and what it is given by
+    name (hostname, port, rank, world_size, ...). Nothing where torch makes it in another way. Imports nothing."""
+
+    def watch(_: ModuleType) -> None:
+        if not finds_store_maker():
+            return
+        module = sys.modules["torch.distributed.rendezvous"]
+        create = getattr(module, _STORE_MAKER)
+
+        @functools.wraps(create)
+        def meet(*arguments: Any, **more: Any) -> Any:
+            return around(create, dict(inspect.signature(create).bind(*arguments, **more).arguments))
+
+        setattr(module, _STORE_MAKER, meet)
 
     at_distributed(watch)
 

@@ -206,7 +206,7 @@ _OURS = {
     envvars.JOB: ("is decided by the task config", "set what you want in the task config"),
     envvars.GRACE: ("only says what the pod has", "set terminationGracePeriodSeconds in the pod template"),
     **dict.fromkeys(
-        (envvars.MEETING, envvars.ROUND, envvars.EPHEMERAL_STORAGE, envvars.KUBERNETES_NODE),
+        (envvars.MEETING, envvars.STORE_PORT, envvars.ROUND, envvars.EPHEMERAL_STORAGE, envvars.KUBERNETES_NODE),
         ("is set by safedist for its own ranks and agents", "remove it"),
     ),
 }

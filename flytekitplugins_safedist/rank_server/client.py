@@ -138,6 +138,15 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         self._started.update(pids)
         return pids
 
+    def keep_store(self) -> int:
+        """Have a store kept that the ranks of the next round meet at, in the place of the round's before: its port; 0
+        where torch opens none.
+
+        Raises:
+            LaunchError: the server is gone.
+        """
+        return int(self._ask("keep_store", SIGNAL_SECONDS)["port"])
+
     def signal(self, pids: Sequence[int], number: int) -> None:
         """Send a signal to ranks that have not ended; SIGKILL also to all they have started.
 

@@ -29,7 +29,7 @@ from ..rank import main as rank_main
 from ..rank import replicas
 from ..rank.fork import die_with_parent, elsewhere, top_names
 from ..rank.order import JobOrder, RankOrder
-from . import cleanup
+from . import cleanup, store
 from .libraries import Libraries, unsafe_to_fork
 
 _KILL_GRACE_SECONDS = 30.0
@@ -67,6 +67,7 @@ class ForkServer:
         self.ranks: set[int] = set()
         self.guarded: list[Path] = []
         self.helpers: frozenset[int] = frozenset()  # what libraries started as they were imported: every round's
+        self.keepers: set[int] = set()  # of the store for the next round, or this one: at most one
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.agents_end = _descriptor_of(agent)
         self.ends_at = math.inf
@@ -178,8 +179,22 @@ class ForkServer:
             else:
                 cleanup.send_signal(pid, number, whole_group=False)
 
+    def on_keep_store(self) -> dict[str, Any]:
+        self._end_store()
+        pid, port = store.keep(self._shed)
+        self.keepers = {pid} if pid else set()
+        if not port:
+            self._end_store()
+        return {"port": port}
+
+    def _end_store(self) -> None:
+        for pid in self.keepers:
+            cleanup.end_group(pid)
+            os.waitpid(pid, 0)
+        self.keepers = set()
+
     def on_end_ranks(self) -> None:
-        self._end_ranks(spare=self.helpers)
+        self._end_ranks(spare=self._spared)
 
     def on_fits(self, *, environment: dict[str, str]) -> dict[str, Any]:
         now = {**self.libraries.sets, **environment}
@@ -187,6 +202,7 @@ class ForkServer:
         return {"why": why or _starts_otherwise(os.environ, environment)}
 
     def on_stand_by(self, *, seconds: float) -> None:
+        self._end_store()
         self.guarded = []
         self.ends_at = time.monotonic() + seconds
 
@@ -206,6 +222,7 @@ class ForkServer:
             # Before the pid is free for others: whatever the rank started and left behind goes with it.
             cleanup.end_group(pid)
         _, status, used = os.wait4(pid, 0)
+        self.keepers.discard(pid)
         if pid not in self.ranks:
             return  # an orphan of a rank's
         self.ranks.discard(pid)
@@ -215,7 +232,12 @@ class ForkServer:
         self._send({"pid": pid, "exit_code": code, "time_ns": now, "peak": used.ru_maxrss * 1024})
         if not self.ranks:
             # An orphan does not tell whose it was, and may serve a rank that still runs: it goes with the last rank.
-            cleanup.end_descendants(spare=self.helpers, patience=_ORPHANS_SECONDS)
+            cleanup.end_descendants(spare=self._spared, patience=_ORPHANS_SECONDS)
+
+    @property
+    def _spared(self) -> set[int]:
+        """Children that outlive a round's ranks."""
+        return {*self.helpers, *self.keepers}
 
     def _end_ranks(self, *, spare: Collection[int]) -> None:
         for pid in self.ranks:
@@ -224,15 +246,19 @@ class ForkServer:
         cleanup.end_descendants(spare=spare, patience=_KILL_GRACE_SECONDS)
         self.ranks.clear()
 
+    def _shed(self) -> None:
+        """In a forked child: let go of what is the server's."""
+        self.connection.close()
+        signal.set_wakeup_fd(-1)
+        for descriptor in (self.wake_read, self.wake_write, *self.agents_end):
+            os.close(descriptor)
+        for number in _LIVES_BY:
+            signal.signal(number, signal.SIG_DFL)
+
     def _become_rank(self, job: JobOrder, order: RankOrder, server: int) -> NoReturn:
         """In the forked child: shed the server, and be the rank."""
         try:
-            self.connection.close()
-            signal.set_wakeup_fd(-1)
-            for descriptor in (self.wake_read, self.wake_write, *self.agents_end):
-                os.close(descriptor)
-            for number in _LIVES_BY:
-                signal.signal(number, signal.SIG_DFL)
+            self._shed()
             signal.signal(signal.SIGINT, signal.default_int_handler)
             libraries = self.libraries
             rank_main.be(job, order, server=server, sets=libraries.sets, reads=libraries.reads)

@@ -1,12 +1,31 @@
-"""Where ranks of torch meet: rank 0 listens before anybody looks for it, and no longer than the group that is there."""
+"""Where ranks of torch meet: at a store that is there whoever has returned, and that each group finds empty."""
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
+
+import pytest
+
+from tests.harness.procs import until
 
 
-def test_rank_0_listens_before_it_has_a_group_and_not_between_two(warm, tmp_path):
-    for name in ("here", "heard", "destroyed", "looked"):
-        os.mkfifo(tmp_path / name)
-    ended = warm.run("job_groups_meet:looks", tmp_path / "job", inputs={"fifos": str(tmp_path)})
-    assert (ended.code, ended.value) == (0, [2.0, 2.0])
+def test_ranks_make_a_group_when_rank_0_has_returned(warm, tmp_path, ranks_gate):
+    running = warm.start("job_groups_meet:one_returns_early", tmp_path / "job", environment=ranks_gate.environment)
+    [process] = ranks_gate.heard(1)
+    until(lambda: not Path("/proc", process).exists(), "rank 0 has ended")
+    ranks_gate.let_go(2)
+    assert ranks_gate.heard(2) == ["2.0", "2.0"]
+    ended = running.wait()
+    assert (ended.code, ended.value) == (0, 3.0)
+
+
+def test_groups_are_made_again_and_again(warm, tmp_path):
+    ended = warm.run("job_groups_meet:make_groups_again", tmp_path / "job")
+    assert (ended.code, ended.value) == (0, [3.0] * 4)
+
+
+@pytest.mark.parametrize("ranks", ["make_groups_in_children", "fresh_ranks_make_groups_in_children"])
+def test_what_ranks_start_has_groups_of_its_own(warm, tmp_path, ranks_gate, ranks):
+    ended = warm.run(f"job_groups_meet:{ranks}", tmp_path / "job", environment=ranks_gate.environment)
+    assert (ended.code, ended.value) == (0, 2.0)
+    assert ranks_gate.heard(2) == ["2.0", "2.0"]

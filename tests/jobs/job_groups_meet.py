@@ -1,55 +1,64 @@
-"""Ranks that look whether rank 0 listens: before it has a process group, in it, and after it."""
+"""Ranks that make process groups when others have returned, again and again, and in processes of their own."""
 
 from __future__ import annotations
 
 import os
-import socket
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
+from tests.harness.procs import say, wait_for_word
 
 
-def listens() -> bool:
-    """Whether anybody listens where torch's store is to be."""
-    with socket.socket() as sock:
-        return sock.connect_ex((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) == 0
-
-
-def tell(fifos: str, word: str) -> None:
-    Path(fifos, word).write_text(word)
-
-
-def wait(fifos: str, word: str) -> None:
-    assert Path(fifos, word).read_text() == word
-
-
-def summed() -> float:
-    dist.init_process_group("gloo")
+def summed(group: dist.ProcessGroup | None = None) -> float:
     value = torch.ones(1)
-    dist.all_reduce(value)
-    dist.barrier()
-    dist.destroy_process_group()
+    dist.all_reduce(value, group=group)
     return float(value)
 
 
-@task(task_config=SafeTorch(nproc_per_node=2))
-def looks(fifos: str) -> list[float]:
+@task(task_config=SafeTorch(nproc_per_node=3))
+def one_returns_early() -> float:
+    """Rank 0, whose value this is."""
+    dist.init_process_group("gloo")
     if current_rank().rank == 0:
-        tell(fifos, "here")  # in the function, without a group
-        wait(fifos, "heard")
-        sums = [summed()]
-        tell(fifos, "destroyed")
-        wait(fifos, "looked")
-    else:
-        wait(fifos, "here")
-        assert listens()
-        tell(fifos, "heard")
-        sums = [summed()]
-        wait(fifos, "destroyed")
-        assert not listens()
-        tell(fifos, "looked")
-    return [*sums, summed()]
+        say(str(os.getpid()))
+        return summed()
+    summed()
+    wait_for_word()
+    say(str(summed(dist.new_group([1, 2], use_local_synchronization=True))))
+    return 0.0
+
+
+@task(task_config=SafeTorch(nproc_per_node=3))
+def make_groups_again() -> list[float]:
+    """With nothing between the end of one and the beginning of the next; and each is still held then."""
+    sums, held = [], []
+    for _ in range(4):
+        dist.init_process_group("gloo")
+        held.append(dist.new_group([0, 1]))
+        sums.append(summed())
+        dist.destroy_process_group()
+    return sums
+
+
+def in_a_child(_: int) -> None:
+    dist.init_process_group("gloo")
+    say(str(summed()))
+    dist.destroy_process_group()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def make_groups_in_children() -> float:
+    mp.spawn(in_a_child, nprocs=1)
+    dist.init_process_group("gloo")
+    return summed()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn"))
+def fresh_ranks_make_groups_in_children() -> float:
+    mp.spawn(in_a_child, nprocs=1)
+    dist.init_process_group("gloo")
+    return summed()

@@ -33,6 +33,7 @@ class HorovodBackend(TorchBackend):
 
     needs = (*TorchBackend.needs, ("horovod", "horovod.torch", _HINT))
     libraries = ("torch", "horovod.torch", *EVERY_RANKS)
+    keeps_store = False  # few of these ranks have a process group
 
     def __init__(self) -> None:
         self._server: Any = None

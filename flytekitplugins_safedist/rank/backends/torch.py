@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ... import envvars
-from ...compat.torch import STORE_MAKER
+from ...compat import torch as torch_inside
 from ...errors import MissingDependencyError, TopologyError
 from ...fs.identity import Identity
 
@@ -27,9 +26,6 @@ known."""
 EVERY_RANKS = ("flytekit", "flytekitplugins_safedist.plugin.task", "torch._dynamo")
 """What every rank imports, whatever its backend; the last one with its first optimizer."""
 
-_EARLY_SECONDS = 5.0
-"""For a connection of this process to itself."""
-
 _HINT = "pip install 'flytekitplugins-safedist[torch]', in the task's image too"
 
 
@@ -39,10 +35,12 @@ class TorchBackend:
     Attributes:
         needs: packages that must be installed, each with the module that proves it and how to get it.
         libraries: modules that are imported once for all ranks of a node.
+        keeps_store: node 0 keeps a store for each round, which its ranks meet at.
     """
 
     needs: tuple[tuple[str, str, str], ...] = (("torch", "torch", _HINT),)
     libraries: tuple[str, ...] = ("torch", "torch.distributed", *EVERY_RANKS)
+    keeps_store = True
 
     def find(self) -> None:
         """Look whether all that ranks need is installed, without importing it: an agent needs no torch, whose libraries
@@ -75,7 +73,7 @@ class TorchBackend:
 
     def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
         """On node 0, before each round: start what ranks meet at. What it returns, every node finds among what is
-        ``offered`` in that round. Of torch's nothing: rank 0 opens its store."""
+        ``offered`` in that round. Of torch's nothing: the rank server keeps its store."""
         return {}
 
     def close_round(self) -> None:
@@ -90,7 +88,9 @@ class TorchBackend:
             run_id: names the job.
             timeout: seconds that ranks may wait for each other when they meet.
         """
+        kept = offered.get(envvars.STORE_PORT) if at.world_size > 1 else None
         return {
+            **({} if kept is None else {envvars.STORE_PORT: kept}),
             envvars.RANK: str(at.rank),
             envvars.LOCAL_RANK: str(at.local_rank),
             envvars.WORLD_SIZE: str(at.world_size),
@@ -109,51 +109,36 @@ class TorchBackend:
 
 
 def prepare_store(environment: Mapping[str, str]) -> None:
-    """Before the user's function opens its first group: see what it asks of the store that all ranks meet at, and in
-    rank 0 have that store listen already.
+    """Before the user's function opens its first group: have this rank's groups meet at the store that node 0 keeps
+    (:mod:`...rank_server.store`), where it does, and see what they ask of it.
 
-    All ranks start at once. One that looks for the store a moment before rank 0 listens is refused, and torch's client
-    looks again half a second to a second later, at the start and after each restart. The group shares the server that
-    is there (``multi_tenant``), and ours is let go of then: the next group must find neither the port nor its keys.
+    That store is there before any rank, and when rank 0 has returned, with which its own would end. A group that is
+    made again finds none of the keys of the one before.
 
-    Where torch is not imported yet, or makes its store otherwise, nothing happens.
+    What this process forks or starts is no rank: it meets where MASTER_PORT says, as anywhere.
 
     Args:
         environment: the rank's variables.
     """
-    is_torchs = environment.get(envvars.TORCHELASTIC_USE_AGENT_STORE) == str(False)
-    module = sys.modules.get("torch.distributed.rendezvous")
-    create: Callable[..., Any] | None = getattr(module, STORE_MAKER, None)
-    if not is_torchs or environment[envvars.WORLD_SIZE] == "1" or create is None:
+    if environment.get(envvars.TORCHELASTIC_USE_AGENT_STORE) != str(False) or environment[envvars.WORLD_SIZE] == "1":
         return
-    held = [_open_store(environment)] if environment[envvars.RANK] == "0" else []
-    me, here = os.getpid(), (environment[envvars.MASTER_ADDR], environment[envvars.MASTER_PORT])
+    here, me = (environment[envvars.MASTER_ADDR], environment[envvars.MASTER_PORT]), os.getpid()
+    kept, made = environment.get(envvars.STORE_PORT), Counter[int]()
 
-    @functools.wraps(create)
-    def first(*args: Any, **kwargs: Any) -> Any:
-        asked = {**dict(zip(("hostname", "port", "rank", "world_size"), args, strict=False)), **kwargs}
-        if (asked.get("hostname"), str(asked.get("port"))) == here:
-            is_alone = os.getpid() == me and not _has_children()
-            refuse_another_place(environment, asked["rank"], asked["world_size"], is_alone=is_alone)
-        setattr(module, STORE_MAKER, create)
-        try:
-            return create(*args, **kwargs)
-        finally:
-            held.clear()
+    def around(create: Callable[..., Any], asked: dict[str, Any]) -> Any:
+        rank, size = asked["rank"], asked["world_size"]
+        if (asked["hostname"], str(asked["port"])) != here:
+            return create(**asked)
+        is_own = os.getpid() == me
+        has_store = kept is not None and is_own
+        refuse_another_place(environment, rank, size, is_alone=is_own and not _has_children(), has_store=has_store)
+        if kept is None or not has_store:
+            return create(**asked)
+        store = create(**{**asked, "port": int(kept), "rank": max(rank, 1)})  # rank 0's would open one
+        made[size] += 1  # ranks may have been in groups of fewer before
+        return sys.modules["torch.distributed"].PrefixStore(f"{made[size]} of {size}", store)
 
-    setattr(module, STORE_MAKER, first)
-
-
-def _open_store(environment: Mapping[str, str]) -> Any:
-    with suppress(Exception):  # the port is somebody's: the group's own store will say so
-        return sys.modules["torch.distributed"].TCPStore(
-            host_name=LOOPBACK,
-            port=int(environment[envvars.MASTER_PORT]),
-            is_master=True,
-            wait_for_workers=False,
-            multi_tenant=True,
-            timeout=timedelta(seconds=_EARLY_SECONDS),
-        )
+    torch_inside.around_stores(around)
 
 
 def _has_children() -> bool:
@@ -164,7 +149,9 @@ def _has_children() -> bool:
     return True
 
 
-def refuse_another_place(environment: Mapping[str, str], rank: int, world_size: int, *, is_alone: bool) -> None:
+def refuse_another_place(
+    environment: Mapping[str, str], rank: int, world_size: int, *, is_alone: bool, has_store: bool
+) -> None:
     """Refuse a place in a group at this job's own address that no group can have there: all ranks would wait for each
     other until their time is up. Another place than this rank's own may be meant: for some ranks, or in another order.
 
@@ -172,6 +159,7 @@ def refuse_another_place(environment: Mapping[str, str], rank: int, world_size: 
         environment: the rank's variables.
         rank, world_size: that it asks for.
         is_alone: this process has started no others, and was not started by the rank: they may be further ranks.
+        has_store: it is there, whoever is rank 0.
 
     Raises:
         TopologyError: there is no such place.
@@ -179,7 +167,7 @@ def refuse_another_place(environment: Mapping[str, str], rank: int, world_size: 
     own, ranks, node = (int(environment[name]) for name in (envvars.RANK, envvars.WORLD_SIZE, envvars.GROUP_RANK))
     if world_size > ranks and is_alone:
         why = f"this job has {ranks} ranks"
-    elif rank == 0 and node != 0:
+    elif rank == 0 and node != 0 and not has_store:
         why = f"rank 0 has the store on node 0, and this is node {node}"
     elif rank >= world_size:
         why = f"ranks count from 0 to {world_size - 1}"

@@ -269,9 +269,10 @@ def test_a_torch_that_nothing_is_tried_with_is_refused_and_one_from_the_floor_on
 def test_a_place_that_no_group_has_is_refused_and_another_ranks_is_not(place: tuple[int, int], why: str) -> None:
     rank_3 = {envvars.RANK: "3", envvars.WORLD_SIZE: "4", envvars.GROUP_RANK: "1"}
     with pytest.raises(TopologyError, match=f"for ranks that will never be there: {why}"):
-        refuse_another_place(rank_3, *place, is_alone=True)
-    refuse_another_place(rank_3, 1, 4, is_alone=True)
-    refuse_another_place(rank_3, 3, 8, is_alone=False)
+        refuse_another_place(rank_3, *place, is_alone=True, has_store=False)
+    refuse_another_place(rank_3, 1, 4, is_alone=True, has_store=False)
+    refuse_another_place(rank_3, 3, 8, is_alone=False, has_store=False)
+    refuse_another_place(rank_3, 0, 4, is_alone=True, has_store=True)
 
 
 def test_the_floor_is_the_one_that_the_extras_ask_for() -> None:

@@ -339,3 +339,27 @@ def test_what_an_interpreter_reads_as_it_starts_must_be_as_it_was_for_a_server_t
     names = ["TZ", "LC_ALL", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_ARENA_MAX"]
     assert server.fits({**os.environ, "ANOTHER": "1"})
     assert [name for name in names if server.fits({**os.environ, name: "1"})] == []
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_store_is_kept_for_one_round_whatever_becomes_of_its_ranks(server: RankServer, tmp_path: Path) -> None:
+    assert server.keep_store() == 0, "torch is not there"
+    server.take_needed(["torch.distributed"], os.environ)
+    assert server.ready(DEADLINE).unsafe is None
+    first = server.keep_store()
+    start(server, tmp_path, fork=True)
+    ended(server, 2)
+    server.end_ranks()
+    assert listens(first)
+    second = server.keep_store()
+    assert (listens(first), listens(second)) == (False, True)
+    server.stand_by(60.0)
+    assert not listens(second)
+    third = server.keep_store()
+    assert listens(third)
+    server.close()
+    assert not listens(third)
