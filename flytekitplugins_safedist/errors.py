@@ -184,13 +184,13 @@ class LaunchTimeoutError(LaunchError, TimeoutError):
 
 
 class RankFailedError(SafedistError):
-    """The job failed in the user's function. The message is the root cause: the first failing rank of the job."""
+    """A rank failed for what is the task's own. The message is the root cause of the job."""
 
     code = "USER:RankFailed"
 
 
 class RankKilledError(SafedistError):
-    """A rank was ended by a signal, or left without saying why. Flyte should retry: this is infrastructure."""
+    """A rank failed for what is the platform's: a signal from outside, a disk, a store, a GPU. Flyte should retry."""
 
     code = "SYSTEM:SIGKILL"
 
@@ -310,7 +310,7 @@ class NotReplacedError(RendezvousTimeoutError):
 
 
 class GroupClosedError(RendezvousError):
-    """The group is over: a node ended the job, and said why. Nobody can join a closed group."""
+    """The job is over: nodes of it were lost more often than they may be, or one of them again and again."""
 
 
 class FencedError(RendezvousError):
@@ -318,7 +318,8 @@ class FencedError(RendezvousError):
 
 
 class NodeLostError(RendezvousError):
-    """A node of the job is gone, and no other took its place in time."""
+    """This node has no further part in its job, which goes on: it cannot reach the leader, was given up, or cannot do
+    its part."""
 
 
 PUBLIC = tuple(

@@ -45,7 +45,7 @@ __all__ = ["RecoverableRankFailedError", "SafeHorovod", "SafeTask", "SafeTorch"]
 
 
 class RecoverableRankFailedError(RankFailedError, FlyteRecoverableException):  # type: ignore[misc]
-    """A rank raised ``FlyteRecoverableException`` or a subclass: Flyte retries the task."""
+    """A rank failed for what the task's ``retries`` pay for: ``FlyteRecoverableException``, memory, a hang."""
 
     timestamp: float | None = None
     """When it happened, in seconds: where flytekit aggregates errors, the earliest is the root cause."""
