@@ -351,7 +351,9 @@ class Ranks:
         """The failure of a rank that this agent, and not the rank itself, has found; ``facts`` of a :class:`Raised`."""
         member = next(member for member in self._members if member.rank == rank)
         facts = {"repeats": True, "is_agents": True, **facts}
-        raised = Raised(type=type(error).__name__, message=str(error), traceback="", **facts)
+        kind = type(error)
+        name = f"{kind.__module__}.{kind.__qualname__}"  # by which it is found where the job was called
+        raised = Raised(type=name, message=str(error), traceback="", **facts)
         return _outcome_of(member, Status.RAISED, raised=raised, step=member.page.steps.step)
 
     def result(self) -> RankFiles:

@@ -18,15 +18,16 @@ from flytekitplugins_safedist.agent import log_lines, memory
 from flytekitplugins_safedist.agent import rank_set as module
 from flytekitplugins_safedist.agent.rank_set import Ranks
 from flytekitplugins_safedist.agent.scratch import make_job, make_rank
-from flytekitplugins_safedist.errors import ScratchError
+from flytekitplugins_safedist.errors import HangError, RankFailedError, ScratchError
 from flytekitplugins_safedist.failures import Failure
 from flytekitplugins_safedist.hangs import stacks
 from flytekitplugins_safedist.hangs.gpus import GpuWatch
+from flytekitplugins_safedist.plugin.users_error import as_users
 from flytekitplugins_safedist.rank import main, shared_page
 from flytekitplugins_safedist.rank.context import RankContext
 from flytekitplugins_safedist.rank.order import RankOrder, TaskSource
 from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status, root_cause
-from flytekitplugins_safedist.rank.outcome_text import describe
+from flytekitplugins_safedist.rank.outcome_text import describe, how
 from flytekitplugins_safedist.rank.places import JobScratch
 from flytekitplugins_safedist.rank.shared_page import open_page
 from flytekitplugins_safedist.rank_server.client import EndedRank
@@ -222,6 +223,18 @@ def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(late_round, 
     assert 'File "users.py", line 7 in <module>' in text
     assert late.failed
     assert ranks.late() is None, "it is told once"
+
+
+@pytest.mark.parametrize("kind", [HangError, ScratchError])
+def test_what_the_agent_has_found_can_be_caught_by_its_own_class_where_the_job_was_called(round_, kind):
+    ranks, *_ = round_
+    found = ranks.blame(4, kind("the job does not move"))
+    assert found.raised is not None
+    error = as_users(RankFailedError(describe(found)), found.raised)
+    assert isinstance(error, kind)
+    assert isinstance(error, RankFailedError)
+    assert how(found) == kind.__name__
+    assert "): the job does not move" in str(error)
 
 
 def test_ranks_that_have_begun_have_all_the_time_of_the_world(late_round):
