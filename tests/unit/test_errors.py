@@ -16,6 +16,7 @@ from torch._utils import ExceptionWrapper
 import flytekitplugins_safedist
 from flytekitplugins_safedist import errors
 from flytekitplugins_safedist.errors import ConfigError, Problem, SafedistError
+from flytekitplugins_safedist.failures import ROWS
 
 
 def every_class() -> list[type[SafedistError]]:
@@ -146,3 +147,11 @@ def test_the_table_of_the_docs_has_every_error_with_its_bases_and_words_in_every
     shown = {row[0].strip("`"): re.findall(r"`(\w+)`", row[1]) for row in rows}
     assert len(shown) == len(rows)
     assert shown == {cls.__name__: [base.__name__ for base in cls.__bases__] for cls in every_class()}
+
+
+def test_the_page_names_all_errors_that_are_not_restarted_in_place() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
+    named = text.partition("restarted in place: of the table ")[2].partition(", and whatever")[0]
+    assert set(re.findall(r"`(\w+)`", named)) == {
+        cls.__name__ for cls in every_class() if ROWS[an(cls).failure].repeats
+    }
