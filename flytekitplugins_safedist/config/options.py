@@ -156,8 +156,8 @@ class Timeouts:
 
     Attributes:
         code: to get the code archive, from the store or from another process of the node that fetches it.
-        start: to import the libraries of a node's ranks; then as long again until all ranks are in the task's function,
-            imports of your module included.
+        start: to import the libraries of a node's ranks; then as long again until all ranks have imported your module.
+            Inputs are fetched after that, and do not count.
         rendezvous: until all nodes of the job have arrived.
         stop: between SIGTERM and SIGKILL when ranks are ended.
         exit: for a rank to end after it has reported its result, and for the pod's process after the verdict. Threads
