@@ -217,7 +217,8 @@ class Placing:
                 self.same += 1
                 return []
             if self._mounted and os.path.realpath(target) in self._mounted:
-                raise _blocked(target, "A volume is mounted where the code archive has another file")
+                what = "A volume is mounted where the code archive has another file"
+                raise _blocked(target, what, "mount it elsewhere")
         return [(source, target)]
 
     def _carry_out(self, renames: deque[tuple[str, str]]) -> None:
@@ -327,12 +328,8 @@ def _alike(source: str, target: str, there: os.stat_result) -> bool:
         return False  # not ours to read, or gone
 
 
-def _blocked(path: str, what: str) -> PathBlockedError:
-    return PathBlockedError(
-        what,
-        where={"path": path},
-        hint="remove it from the image, or use another --dest-dir",
-    )
+def _blocked(path: str, what: str, mend: str = "remove it from the image") -> PathBlockedError:
+    return PathBlockedError(what, where={"path": path}, hint=f"{mend}, or use another --dest-dir")
 
 
 # --- what went wrong on a disk, in facts, and what to do about it -----------------------------------------------------

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.errors import ArchiveError, PathBlockedError, StagingError
-from flytekitplugins_safedist.pod.staging import POINTS, Options, points, stage, unpack
+from flytekitplugins_safedist.pod.staging import POINTS, Options, place, points, stage, unpack
 from flytekitplugins_safedist.pod.staging.fetch import Download
 from flytekitplugins_safedist.pod.staging.place import Private
 from tests.harness.procs import until
@@ -373,6 +373,13 @@ def test_what_is_in_the_way_is_named_before_anything_changes(node, make, words):
     (node.dest / "main.py").write_text("image")
     make(node.dest)
     assert words in node.refused(project({**FILES, "zz.py": "1"}), PathBlockedError)
+
+
+def test_a_file_that_is_mounted_in_the_way_is_to_be_mounted_elsewhere(node, monkeypatch):
+    node.dest.mkdir()
+    (node.dest / "main.py").write_text("mounted")
+    monkeypatch.setattr(place, "mount_points", lambda: {str(node.dest / "main.py")})
+    assert "Fix: mount it elsewhere, or use another --dest-dir" in node.refused(project(FILES), PathBlockedError)
 
 
 def test_a_destination_that_is_a_file_is_refused_and_kept(node):
