@@ -1,4 +1,4 @@
-"""A rank that leaves the loop early, while the others wait for it: ``pyflyte run examples/failures/hang.py train``.
+"""A rank that stops in the middle of the loop, while the others wait: ``pyflyte run examples/failures/hang.py train``.
 
 Without ``Hangs(floor=...)`` this ends a little before torch's own timeout of half an hour. The error names the rank
 that is missing in the collective, and what it does instead.
@@ -15,7 +15,7 @@ from flytekitplugins_safedist import Hangs, SafeTorch, current_rank, stage
 
 @task(task_config=SafeTorch(nproc_per_node=2, hangs=Hangs(floor=3.0)))
 def train(steps: int = 5) -> None:
-    """Rank 1 stops early, by a condition that only it sees, and then waits for what never comes."""
+    """Rank 1 stops, by a condition that only it sees, and waits for what never comes."""
     import torch
     import torch.distributed as dist
 
