@@ -290,7 +290,7 @@ def _pauses(target: str) -> Iterator[float]:
         pause = min(2 * pause, 0.25)
     raise StagingError(
         "The destination directory keeps changing",
-        where={"path": target},
+        where={"path": target, "host": os.uname().nodename},
         expected=f"what one process makes there to stay, and to be seen within {_VISIBLE_SECONDS:g} s",
         hint="give each task its own destination directory, or check the health of the shared volume",
     )
@@ -329,7 +329,8 @@ def _alike(source: str, target: str, there: os.stat_result) -> bool:
 
 
 def _blocked(path: str, what: str, mend: str = "remove it from the image") -> PathBlockedError:
-    return PathBlockedError(what, where={"path": path}, hint=f"{mend}, or use another --dest-dir")
+    where = {"path": path, "host": os.uname().nodename}
+    return PathBlockedError(what, where=where, hint=f"{mend}, or use another --dest-dir")
 
 
 # --- what went wrong on a disk, in facts, and what to do about it -----------------------------------------------------

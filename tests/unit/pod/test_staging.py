@@ -372,7 +372,9 @@ def test_what_is_in_the_way_is_named_before_anything_changes(node, make, words):
     node.dest.mkdir()
     (node.dest / "main.py").write_text("image")
     make(node.dest)
-    assert words in node.refused(project({**FILES, "zz.py": "1"}), PathBlockedError)
+    said = node.refused(project({**FILES, "zz.py": "1"}), PathBlockedError)
+    assert words in said
+    assert f"host={os.uname().nodename}" in said
 
 
 def test_a_file_that_is_mounted_in_the_way_is_to_be_mounted_elsewhere(node, monkeypatch):
