@@ -108,16 +108,16 @@ CASES = [
         **both("missing"),
     ),
     Case(
-        "store killed",
-        "rank 0, which has torch's store, is killed while the others look for each other there",
+        "rank 0 killed",
+        "rank 0 is killed while the others make a group with it",
         r"rank 0 .* was killed by SIGKILL",
         "SYSTEM:SIGKILL",
     ),
     Case(
-        "store closed",
-        "rank 0 destroys its process group, and with it the store, and sleeps",
-        r"Where rank 0 was then:\n.*sleeps",
-        "USER:PeersLost",
+        "rank 0 asleep",
+        "rank 0 destroys its process group, and sleeps, while the others make a group with it",
+        r"rank 0 is at job_hangs.py:\d+ in sleeps, and does nothing",
+        "missing",
     ),
 ]
 SCREEN = 45

@@ -160,13 +160,13 @@ def stays() -> None:
     threading.Thread(target=threading.Event().wait).start()
 
 
-def closes_the_store() -> None:
+def leaves_the_group() -> None:
     dist.destroy_process_group()
     sleeps()
 
 
 RETURNS = {"returned": lambda: None, "returned, stays": stays}
-STORE = {"store killed": dies, "store closed": closes_the_store}
+RANK_0 = {"rank 0 killed": dies, "rank 0 asleep": leaves_the_group}
 
 
 def begins() -> None:
@@ -184,9 +184,9 @@ def hangs(how: str) -> None:
             RETURNS[how]()
             return
         meet()
-    elif how in STORE:
+    elif how in RANK_0:
         if current_rank().rank == 0:
-            STORE[how]()
+            RANK_0[how]()
         dist.new_group([0, 1, 2])
     else:
         mixes(how)
