@@ -17,7 +17,7 @@ from ..compat import torch as torch_inside
 from ..rank.fork import die_with_parent
 
 _LOOPBACK = "127.0.0.1"
-_OPEN_SECONDS = 5.0
+_OPEN_SECONDS = 20.0
 """For a process to be forked, and to listen: some hundredths of a second, where the processor is free."""
 
 
