@@ -62,9 +62,10 @@ def _unescape(field: str) -> str:
 
 def _mounts(text: str) -> Iterator[Mount]:
     """All that the text of /proc/self/mountinfo (proc(5)) names."""
-    for line in text.splitlines():
+    # A name may hold any other space or end of a line: the kernel spells out but these two.
+    for line in text.split("\n"):
         left, _, right = line.partition(" - ")
-        fields, kind = left.split(), right.split()
+        fields, kind = left.split(" "), right.split(" ")
         if len(fields) >= 6 and len(kind) >= 2:
             options = dict.fromkeys(",".join([fields[5], *kind[2:3]]).split(","))
             yield Mount(_unescape(fields[4]), kind[0], _unescape(kind[1]), ",".join(options))

@@ -48,3 +48,11 @@ def test_the_name_of_another_mount_may_be_any_bytes(monkeypatch, tmp_path):
     monkeypatch.setattr(oserrors, "MOUNTS", table)
     assert oserrors.mount_of("/").fstype == "ext4"
     assert oserrors.mount_of(os.fsdecode(b"/tmp/\xff\x85/file")).fstype == "fuse.x"
+
+
+def test_the_name_of_a_mount_may_have_spaces_of_other_alphabets(monkeypatch, tmp_path):
+    table = tmp_path / "mountinfo"
+    table.write_text("22 1 0:21 / / rw - ext4 /dev/a rw\n23 22 0:22 / /tmp/a\u00a0b\u2028c rw - fuse.x x rw\n")
+    monkeypatch.setattr(oserrors, "MOUNTS", table)
+    assert oserrors.mount_points() == {"/", "/tmp/a\u00a0b\u2028c"}
+    assert oserrors.mount_of("/tmp/a\u00a0b\u2028c/file").fstype == "fuse.x"
