@@ -65,7 +65,7 @@ class StepProfile:
         begun, self._running, self._is_over = self._running, None, True
         if begun is None:
             return
-        draft = self._file.with_suffix(".draft")
+        draft = self._file.with_name(f"{self._file.name}.draft")  # groups that are noted meanwhile have one as well
         try:
             begun.stop()
             begun.export_chrome_trace(str(draft))

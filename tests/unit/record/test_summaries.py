@@ -27,8 +27,8 @@ from flytekitplugins_safedist.record import exporters, findings, layout, page, s
 from flytekitplugins_safedist.record.clocks import Ahead, Offset
 from flytekitplugins_safedist.record.instruments import TABLE
 from flytekitplugins_safedist.record.pace import Pace
+from flytekitplugins_safedist.record.profile import StepProfile, unpacked
 from flytekitplugins_safedist.record.profile import packed as packed_profile
-from flytekitplugins_safedist.record.profile import unpacked
 from flytekitplugins_safedist.record.summary import (
     GpuSummary,
     NodeSummary,
@@ -604,6 +604,18 @@ def test_a_profile_is_on_the_clock_of_its_last_mark_and_on_tracks_beside_its_ran
     since = findings.found_in(nodes).since
     assert [seen[name]["ts"] / 1e6 + since for name in ("mm", "gemm")] == pytest.approx([51.0, 52.0], abs=1e-5)
     assert seen["gemm"]["dur"] == 500.25
+
+
+def test_a_profile_is_left_beside_what_another_thread_writes_of_its_rank(tmp_path: Path) -> None:
+    """The one that notes groups, which has its draft there while torch still writes the profile."""
+    others = tmp_path / "round-0-rank-0.draft"
+    others.write_text("groups")
+    profile = StepProfile(1, 1, tmp_path / "round-0-rank-0.profile")
+    for step in range(2):
+        profile.ended(step)
+    assert unpacked((tmp_path / "round-0-rank-0.profile").read_text())
+    assert others.read_text() == "groups"
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_of_a_profile_that_is_too_large_the_longest_slices_are_kept() -> None:
