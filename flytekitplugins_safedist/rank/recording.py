@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 from pathlib import Path
@@ -65,9 +66,9 @@ def shown(error: BaseException) -> str:
 
 
 def own_frames_cut(error: BaseException) -> str:
-    """The traceback as the user wrote it: without the frames above the user's code, this package's and those of
-    :func:`..run.run_script`."""
-    ours = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>")
+    """The traceback as the user wrote it: without the frames above the user's code, this package's, those of
+    :func:`..run.run_script`, and of blocks that an exception came through."""
+    ours = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", contextlib.__file__)
 
     def first_foreign(trace: TracebackType | None) -> TracebackType | None:
         while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):

@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
 from types import TracebackType
 from typing import TypeVar
 
@@ -48,10 +49,17 @@ def without_children() -> Iterator[None]:
     except BaseException as error:
         if os.getpid() != process:
             traceback.print_exception(error)
-        raise UsersError(error) from None
+        raise UsersError(_as_raised(error)) from None
     finally:
         if os.getpid() != process:
             stopping.end_now(status & 0xFF)
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """What was raised, where a block that it came through (ours, a library's, the user's own) has made that refusal of
+    it."""
+    is_refusal = isinstance(error, FrozenInstanceError) and "__traceback__" in str(error)
+    return error.__context__ if is_refusal and error.__context__ is not None else error
 
 
 def imported(load: Callable[[], T]) -> T:

@@ -65,6 +65,7 @@ def test_an_exception_that_never_says_what_it_is_has_a_deadline(warm, tmp_path):
     ("how", "said", "code"),
     [
         ("frozen", "raised job_hostile.Frozen: the reason", "USER:Frozen"),
+        ("frozen in a block", "raised job_hostile.Frozen: the reason", "USER:Frozen"),
         ("error_code raises", "WithoutCode: the reason", "USER:WithoutCode"),
         ("error_code of 1 MB", "LongCode: the reason", "X" * 200),
         ("no descriptors", "OSError: [Errno 24] Too many open files", "USER:OSError"),
@@ -78,6 +79,7 @@ def test_the_root_cause_is_told_whatever_the_function_has_done_to_its_process(wa
     error = uploaded_error(ended)
     assert said in error.message.splitlines()[0]
     assert "rank 1" in error.message.splitlines()[0]
+    assert "contextlib" not in error.message
     assert error.code == code
 
 

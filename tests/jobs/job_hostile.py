@@ -15,6 +15,7 @@ from typing import Any
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
+from flytekitplugins_safedist.fs import atomic_write
 
 QUICK = Timeouts(stop=0.5, exit=0.5)
 
@@ -113,6 +114,9 @@ def fails() -> None:
         raise Endless
     if how == "frozen":
         raise Frozen("the reason")
+    if how == "frozen in a block":
+        with atomic_write(current_rank().scratch / "model"):
+            raise Frozen("the reason")
     if how == "error_code raises":
         raise WithoutCode("the reason")
     if how == "error_code of 1 MB":
