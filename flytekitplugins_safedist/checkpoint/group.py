@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import CheckpointError, FsError, FsTimeoutError
 from ..fs import store as places
 from ..fs.collective import see_off
+from ..texts import named
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class JobRanks:
         """
         lane, value = f"{self._place}/{'write' if writing else 'call'}", None
         turn, self._turns[lane] = self._turns[lane], self._turns[lane] + 1
-        key, word = f"{lane}/{turn}", [mine, failure and text_of(failure)]
+        key, word = f"{lane}/{turn}", [mine, None if failure is None else named(failure)]
         if self.rank == 0:
             try:
                 others = (self._wait(f"{key}/{rank}", rank, call, writing) for rank in range(1, self.size))
@@ -103,7 +104,7 @@ class JobRanks:
                 failed = next(([rank, text] for rank, text in enumerate(failures) if text), None)
                 value = decide(values) if failed is None else None
             except Exception as error:
-                failure, failed = failure or error, [0, text_of(error)]
+                failure, failed = error if failure is None else failure, [0, named(error)]
             self._answer(lane, turn, [value, failed])
         else:
             self._meeting.set(f"{key}/{self.rank}", json.dumps(word).encode())
@@ -147,11 +148,6 @@ def _missed(call: str, seen: str, waited: float, patience: float) -> None:
             hint=f"call {call} in every rank, with the same steps; or see what that rank does instead",
             of_another=True,
         )
-
-
-def text_of(error: BaseException) -> str:
-    """What the others are told of it."""
-    return f"{type(error).__name__}: {error}"
 
 
 def failed_elsewhere(rank: int, seen: str) -> CheckpointError:

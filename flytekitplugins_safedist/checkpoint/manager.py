@@ -18,8 +18,9 @@ from ..errors import CheckpointError, ConfigError, NotInTaskError, Problem
 from ..fs.identity import known_identity
 from ..rank import context
 from ..record.writer import RECORDER
+from ..texts import named
 from . import agreement, places, saves
-from .group import JobRanks, failed_elsewhere, failure_of, is_told, text_of
+from .group import JobRanks, failed_elsewhere, failure_of, is_told
 from .saves import DamagedError, Manifest
 from .store import Store
 
@@ -197,7 +198,7 @@ class Checkpoints:
             if not agreed or not agreed.is_last:
                 raise
             what = "the pod leaves" if agreed.urgent else "a node joins"
-            logger.warning(f"the last save before {what} failed: {type(error).__name__}: {error}")
+            logger.warning(f"the last save before {what} failed: {named(error)}")
         finally:
             if self._agreement:
                 self._agreement.over(self)
@@ -488,7 +489,7 @@ class Checkpoints:
             parts = {dcp.part_of(rank): each for rank, each in enumerate(tables) if each}
             manifest = dcp.manifest_of(store, name, draft, parts)
             puts.append(failure_of(lambda: saves.commit(store, name, manifest)))
-            return text_of(puts[0]) if puts[0] is not None else None
+            return named(puts[0]) if puts[0] is not None else None
 
         error = failure_of(lambda: answer.append(ranks.agree("the save", table, commit, failure=failure, writing=True)))
         if answer and answer[0] is not None:  # the manifest was put, and the store says that it was not

@@ -165,7 +165,8 @@ def to_write(pieces: Sequence[Piece], ranks: JobRanks, call: str, failure: BaseE
         CheckpointError: two values have one name; ranks hold different content under one; or one has failed.
     """
     sets: dict[str, list[Any]] = {}
-    failure = failure or failure_of(lambda: sets.update(_sets(pieces, ranks.rank)))
+    if failure is None:
+        failure = failure_of(lambda: sets.update(_sets(pieces, ranks.rank)))
     word = {key: zlib.crc32(repr(held).encode()) if key else held for key, held in sets.items()}
     writers = ranks.agree(call, word, _writers, failure=failure)
     if writers is None:

@@ -11,10 +11,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
 
 from ..errors import FsError, FsTimeoutError, WorkFailedError
+from ..texts import ask, named
 from .identity import timeout_s
 from .store import Group, ranks
 
@@ -213,8 +215,8 @@ def tell(group: Group, place: str, result: str = "null", *, failure: BaseExcepti
     """Leave the result of work that others wait for, as :func:`plain` makes it, or its error; what they are told."""
     said = {"by": str(group), "result": result}
     if failure is not None:
-        text = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
-        said.update(error=f"{type(failure).__name__}: {failure}"[:_LIMIT], traceback=text[-_LIMIT:])
+        lines = partial(traceback.format_exception, type(failure), failure, failure.__traceback__)
+        said.update(error=named(failure)[:_LIMIT], traceback=ask(lambda: "".join(lines()), str)[-_LIMIT:])
     # An error says more than that the place to tell it is gone.
     with contextlib.suppress(*([] if failure is None else [FsError])):
         group.meeting.set(f"{place}/end", json.dumps(said).encode())

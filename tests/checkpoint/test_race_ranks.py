@@ -573,6 +573,39 @@ def test_what_one_rank_cannot_load_is_an_error_of_every_rank(tmp_path):
     assert other == "ValueError: not this one"
 
 
+class MuteError(Exception):
+    """Says nothing of itself, and counts as nothing."""
+
+    def __str__(self):
+        raise AttributeError("no text")
+
+    def __len__(self):
+        return 0
+
+
+class RefusesWithoutWords(Loader):
+    """In rank 1 alone."""
+
+    def state_dict(self):
+        if dist.get_rank():
+            raise MuteError
+        return super().state_dict()
+
+
+def save_in_one(place):
+    _, state = begin()
+    state["loader"] = RefusesWithoutWords(1)
+    try:
+        Checkpoints(place, every=None).save(0, state, force=True)
+    except Exception as error:
+        return type(error).__name__, getattr(error, "seen", "")
+
+
+def test_an_error_that_cannot_say_what_it_is_is_an_error_of_every_rank_as_well(tmp_path):
+    told = "MuteError: <no message: str() of it raised AttributeError: no text>"
+    assert values(ranks(save_in_one, tmp_path)) == [("CheckpointError", told), ("MuteError", "")]
+
+
 def evaluate_and_save(place):
     begin()
     from torch.distributed.device_mesh import init_device_mesh

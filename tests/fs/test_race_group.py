@@ -95,6 +95,24 @@ def test_an_error_reaches_everyone_at_once_with_its_traceback(meet):
     assert len({str(error) for error in errors}) == 1
 
 
+class MuteError(Exception):
+    def __str__(self):
+        raise AttributeError("no text")
+
+
+def test_an_error_that_cannot_say_what_it_is_reaches_everyone_as_well(meet):
+    def work(rank):
+        def fails():
+            raise MuteError
+
+        return once_per_job("load", fails, timeout=LONG)
+
+    with ranks(2, work, meet) as started:
+        errors = _errors(started)
+    assert {type(error) for error in errors} == {WorkFailedError}
+    assert all("MuteError: <no message: str() of it raised AttributeError: no text>" in str(error) for error in errors)
+
+
 def test_who_is_told_to_end_while_it_works_ends_so_and_the_others_are_told(meet):
     def work(rank):
         def ends():
