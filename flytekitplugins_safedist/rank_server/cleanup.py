@@ -64,9 +64,17 @@ def send_signal(pid: int, number: int, *, whole_group: bool) -> None:
     """Signal a child that is not reaped yet, so that the number cannot be anybody else's; or all of its group."""
     # Between fork and setsid a rank has no group of its own yet; the process itself is there all the same.
     for send in (os.killpg, os.kill) if whole_group else (os.kill,):
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's: sudo's, say
             send(pid, number)
             return
+
+
+def _is_another_users(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return False
 
 
 def end_group(pid: int) -> None:
@@ -104,12 +112,13 @@ def end_descendants(*, spare: Collection[int], patience: float) -> None:
     of the others is gone.
 
     Args:
-        spare: children to leave alone.
+        spare: children to leave alone, beside those that go on as another user.
         patience: seconds for each of both; what the kernel cannot end by then is left behind.
     """
 
     def left(*, cleaners: bool) -> list[int]:
-        return [pid for pid in children() if pid not in spare and (cleaners or not _cleans_up(pid))]
+        own = [pid for pid in children() if pid not in spare and not _is_another_users(pid)]
+        return own if cleaners else [pid for pid in own if not _cleans_up(pid)]
 
     _reap(lambda: left(cleaners=False), patience, kills=True)
     _reap(lambda: left(cleaners=True), _CLEANING_SECONDS, kills=False)

@@ -283,7 +283,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         began = bool(self._started or self._ended)
         # The kernel ends the ranks with their server, but not what they started; each leads a group of its own.
         for pid in self._started:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left, or another user's
                 os.killpg(pid, signal.SIGKILL)
         self._started.clear()
         self._reap(1.0)

@@ -7,7 +7,10 @@ import os
 import signal
 
 from flytekitplugins_safedist.rank_server import cleanup
+from tests.harness import needs
 from tests.harness.procs import alive, until
+
+NOBODY = 65534
 
 
 def test_children_are_ended_however_little_time_there_is() -> None:
@@ -35,3 +38,28 @@ def test_a_process_may_have_a_name_that_is_no_text() -> None:
     assert not cleanup.catches(child, signal.SIGUSR2)
     cleanup.end_descendants(spare=spare, patience=10)
     assert not alive(child)
+
+
+def test_what_goes_on_as_another_user_is_left_alone_and_not_waited_for() -> None:
+    """As of a rank that has called sudo."""
+    needs.root("start a process of another user")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            theirs = os.fork()
+            while theirs == 0:
+                signal.pause()
+            os.write(write, str(theirs).encode())
+            os.setuid(NOBODY)
+            cleanup.end_group(theirs)
+            cleanup.end_descendants(spare=(), patience=3600)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    theirs = int(os.read(read, 20))
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert alive(theirs)
+    finally:
+        os.kill(theirs, signal.SIGKILL)
