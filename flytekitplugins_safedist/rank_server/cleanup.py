@@ -118,7 +118,8 @@ def end_descendants(*, spare: Collection[int], patience: float) -> None:
 
     def left(*, cleaners: bool) -> list[int]:
         own = [pid for pid in children() if pid not in spare and not _is_another_users(pid)]
-        return own if cleaners else [pid for pid in own if not _cleans_up(pid)]
+        # What the kernel cannot end is waited for once; what has ended, and has no command any more, is reaped.
+        return [pid for pid in own if _cleans_up(pid) is cleaners or state_and_parent(pid)[0] == "Z"]
 
     _reap(lambda: left(cleaners=False), patience, kills=True)
     _reap(lambda: left(cleaners=True), _CLEANING_SECONDS, kills=False)

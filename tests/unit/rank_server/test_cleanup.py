@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from types import SimpleNamespace
+
+import pytest
 
 from flytekitplugins_safedist.rank_server import cleanup
 from tests.harness import needs
@@ -21,6 +24,23 @@ def test_children_are_ended_however_little_time_there_is() -> None:
             signal.pause()
     cleanup.end_descendants(spare=spare, patience=0.5)
     until(lambda: not alive(child), "the child ends")
+
+
+def test_what_the_kernel_cannot_end_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process in an uninterruptible sleep, which no signal reaches."""
+    spare, now = set(cleanup.children()), [0.0]
+    child = os.fork()
+    if child == 0:
+        while True:
+            signal.pause()
+    with monkeypatch.context() as patched:
+        time = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+        patched.setattr(cleanup, "time", time)
+        patched.setattr(cleanup, "send_signal", lambda *_, **__: None)
+        cleanup.end_descendants(spare=spare, patience=0.1)
+    cleanup.end_descendants(spare=spare, patience=10)
+    assert not alive(child)
+    assert now[0] < 0.2
 
 
 def test_a_process_may_have_a_name_that_is_no_text() -> None:
