@@ -21,8 +21,8 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -76,8 +76,7 @@ def run_script(script: str | os.PathLike[str], arguments: Sequence[str] = ()) ->
             expected="a Python file that is part of what is registered",
             hint="give its path from the working directory, or make it absolute: Path(__file__).with_name(...)",
         )
-    with _as_main(os.fspath(script), arguments, path.parent):
-        runpy.run_path(str(path), run_name="__main__")
+    _run_as_main(os.fspath(script), arguments, path.parent, partial(runpy.run_path, str(path), run_name="__main__"))
 
 
 def run_module(module: str, arguments: Sequence[str] = ()) -> None:
@@ -92,19 +91,18 @@ def run_module(module: str, arguments: Sequence[str] = ()) -> None:
         SystemExit: it has ended with another status than 0; that is the task's failure.
         Exception: whatever the module raises.
     """
-    with _as_main(module, arguments, Path.cwd()):
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    run = partial(runpy.run_module, module, run_name="__main__", alter_sys=True)
+    _run_as_main(module, arguments, Path.cwd(), run)
 
 
-@contextmanager
-def _as_main(name: str, arguments: Sequence[str], directory: Path) -> Iterator[None]:
-    """Inside, this process has a script's command line, and its directory first on the module search path."""
+def _run_as_main(name: str, arguments: Sequence[str], directory: Path, run: Callable[[], object]) -> None:
+    """Run a script with its command line, and with its directory first on the module search path. Within no context
+    manager: ``contextlib`` sets the ``__traceback__`` of what comes through one, which a frozen dataclass refuses."""
     argv, search = sys.argv, sys.path[:]
     sys.argv = [name, *arguments]
     sys.path.insert(0, str(directory))
     try:
-        with context.running_script():
-            yield
+        context.run_script(run)
     except SystemExit as leaving:
         if _status(leaving):
             raise ScriptStatusError(name, leaving) from None

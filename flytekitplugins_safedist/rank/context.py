@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,10 +137,13 @@ def current_rank() -> RankContext:
     return rank
 
 
-def running_script() -> AbstractContextManager[None]:
-    """Inside, a script is run. Where this process is a rank, an end of it with status 0 is the script's success."""
+def run_script(run: Callable[[], object]) -> None:
+    """Run a script. Where this process is a rank, an end of it with status 0 is the script's success."""
     shared = _PAGE.value
-    return shared.running_script() if shared is not None else nullcontext()
+    if shared is None:
+        run()
+    else:
+        shared.run_script(run)
 
 
 def at_end(finish: Callable[[], object]) -> None:

@@ -384,12 +384,11 @@ class RankPage(_Page):
         """The rank's function has returned or raised: nobody need wait for this rank any more."""
         self._words[_LEFT] = 1
 
-    @contextmanager
-    def running_script(self) -> Iterator[None]:
-        """Inside, a script is run (:attr:`AgentPage.runs_script`)."""
+    def run_script(self, run: Callable[[], object]) -> None:
+        """Run a script (:attr:`AgentPage.runs_script`)."""
         self._words[_SCRIPT] = int(self.may_end_anywhere)
         try:
-            yield
+            run()
         finally:
             self._words[_SCRIPT] = 0
 

@@ -40,6 +40,15 @@ def test_a_failure_is_the_scripts_with_the_scripts_lines_alone(warm, tmp_path):
     assert "runpy" not in ended.err
 
 
+def test_a_failure_that_refuses_another_traceback_is_the_scripts_all_the_same(warm, tmp_path):
+    frozen = "@dataclass(frozen=True)\nclass Frozen(Exception):\n    why: str\n"
+    (tmp_path / "train.py").write_text(f"from dataclasses import dataclass\n{frozen}raise Frozen('the reason')\n")
+    ended = on_two_ranks(warm, tmp_path, str(tmp_path / "train.py"))
+    assert ended.code == 1
+    assert "Frozen: the reason" in ended.err
+    assert "FrozenInstanceError" not in ended.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "seen"),
     [
