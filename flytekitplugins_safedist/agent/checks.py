@@ -76,10 +76,11 @@ class Checks:
     def close(self) -> None:
         """Check no more."""
         self._is_over = True  # a process that begins now is ended by its thread, which looks at this then
-        if self._process is not None:
-            self._process.kill()
+        process, self._process = self._process, None  # each round that follows ends with this: it is waited for once
+        if process is not None:
+            process.kill()
             with suppress(subprocess.TimeoutExpired):  # what the kernel cannot end now (fsync on a dead disk) is left
-                self._process.wait(_END_SECONDS)
+                process.wait(_END_SECONDS)
 
     def _check(self) -> NodeReport:
         plan, start = self._plan, self._start

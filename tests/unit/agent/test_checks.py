@@ -29,6 +29,8 @@ class Stuck:
 
     returncode = None
     killed = False
+    waits = 0
+    """Of the agent itself, for its end."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -38,6 +40,7 @@ class Stuck:
 
     def wait(self, timeout: float | None = None) -> int:
         assert timeout is not None, "waits for ever"
+        self.waits += threading.current_thread() is threading.main_thread()
         if self.killed or not self.over.wait(60):
             raise subprocess.TimeoutExpired("probe", timeout)
         self.returncode = 7
@@ -108,6 +111,8 @@ def test_a_process_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch,
     until(lambda: node._process, "its agent has it")
     node.close()
     assert process.killed
+    node.close()  # each round of ranks that follows ends with it
+    assert process.waits == 1
 
 
 def test_of_two_rounds_only_the_newer_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
