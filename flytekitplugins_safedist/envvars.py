@@ -130,7 +130,7 @@ FS_TIMEOUT = "SAFEDIST_FS_TIMEOUT"
 CODE_MAX_BYTES = "SAFEDIST_CODE_MAX_BYTES"
 CODE_MAX_FILES = "SAFEDIST_CODE_MAX_FILES"
 CODE_MAX_RATIO = "SAFEDIST_CODE_MAX_RATIO"
-"""Limits on a code archive (:class:`~flytekitplugins_safedist.pod.staging.Limits`). Set by users."""
+"""Limits on a code archive (:class:`~flytekitplugins_safedist.pod.staging.Options`). Set by users."""
 CODE_TIMEOUT = "SAFEDIST_CODE_TIMEOUT"
 """Seconds that staging may wait for the store and for another process of the node, in all, where it is not the task's
 ``Timeouts(code=...)``. Set by users."""
