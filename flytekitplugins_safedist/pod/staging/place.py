@@ -30,8 +30,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from ...errors import FsError, NoSpaceError, PathBlockedError, SafedistError, StagingError
-from ...fs.atomic import discard
 from ...fs.oserrors import explain, mount_of, mount_points, nearest_dir
+from ...rank_server.cleanup import remove
 from . import points
 
 _MEANWHILE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
@@ -118,7 +118,7 @@ class Private:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     if _try_lock(fd) and _is_same(path, fd):
-                        discard(path)
+                        remove(path)
                 finally:
                     os.close(fd)
 
@@ -134,7 +134,7 @@ class Private:
     def close(self) -> None:
         """Remove the directory and release its lock."""
         try:
-            discard(self.path)
+            remove(self.path)
         finally:
             os.close(self._fd)
 

@@ -164,6 +164,19 @@ def test_a_command_in_the_place_of_a_start_keeps_what_the_start_has_made(tmp_pat
     assert list(tmp_path.iterdir()) == [], "its end is the end of the lock"
 
 
+def test_what_a_task_has_made_in_the_directory_of_its_start_goes_with_that_however_deep_it_is(tmp_path):
+    start = Private(tmp_path)
+    at = os.open(start.path, os.O_RDONLY)
+    for _ in range(1100):  # deeper than Python recurses
+        os.mkdir("deep", dir_fd=at)
+        below = os.open("deep", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    start.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- refused -------------------------------------------------------------------------------------------------------
 OUT = "/tmp/safedist-test-escaped"
 HOSTILE = {
