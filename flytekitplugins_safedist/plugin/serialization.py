@@ -55,7 +55,7 @@ def _decks(kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
     enable, disable = kwargs.get("enable_deck"), kwargs.get("disable_deck")
     if not enable and (enable is not None or disable is not False):
         return None
-    return tuple(str(getattr(each, "value", each)) for each in kwargs.get("deck_fields", DeckField))
+    return tuple(str(getattr(each, "value", each)) for each in kwargs.get("deck_fields", DeckField) or ())
 
 
 class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore[misc]  # flytekit is untyped to mypy

@@ -189,3 +189,13 @@ def test_a_dynamic_workflow_is_refused():
 
         @dynamic(task_config=SafeTorch(nproc_per_node=2))
         def no_ranks_here() -> None: ...
+
+
+def test_no_deck_fields_may_be_said_by_none_as_of_any_task():
+    from flytekit import task
+
+    @task(task_config=SafeTorch(), enable_deck=True, deck_fields=None)
+    def train() -> None:
+        return
+
+    assert train.plan.decks == ()
