@@ -211,7 +211,8 @@ _OURS = {
     ),
 }
 _NAME = re.compile(r"[-.A-Za-z_][-.A-Za-z0-9_]*")  # Kubernetes takes more names than a shell does
-_ENDPOINT = re.compile(r"(?:[^\s:/]+|\[[0-9A-Fa-f:.%]+\]):(?!0+$)([0-9]{1,5})")
+_LABEL = r"[^\s:/.]{1,63}"
+_ENDPOINT = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*\.?|\[[0-9A-Fa-f:.%]+\]):(?!0+$)([0-9]{{1,5}})")
 
 
 def problems_of_variables(variables: Mapping[Any, object], where: str, nodes: int) -> Iterator[Problem]:

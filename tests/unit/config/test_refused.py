@@ -452,6 +452,12 @@ def test_a_job_that_cannot_work_is_refused_with_its_reason() -> None:
     assert len(errors) == len(REFUSED)
 
 
+def test_a_name_that_no_resolver_can_be_asked_for_is_not_where_nodes_meet() -> None:
+    for host in ("node-0..svc", ".svc", "x" * 64):
+        error = refused(SafeTorch(nnodes=2), environment={"SAFEDIST_ENDPOINT": f"{host}:1"})
+        assert "is not where nodes can meet" in str(error)
+
+
 def yields(x: int) -> Iterator[int]:
     yield x
 
