@@ -15,6 +15,7 @@ On a cluster, in a task of two lines::
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import runpy
@@ -119,8 +120,10 @@ def _run_program(program: str, arguments: Sequence[str]) -> None:
         raise ScriptStatusError(program, SystemExit(status if status > 0 else 128 - status))
 
 
-def script(path: str, arguments: list[str], kind: str) -> None:
-    """The function of the task that the command line makes; *kind*: "script", "module" or "program"."""
+def script(words: str, kind: str) -> None:
+    """The function of the task that the command line makes; *words*: its path and command line, as JSON has also what
+    is no UTF-8; *kind*: "script", "module" or "program"."""
+    path, *arguments = json.loads(words)
     others: dict[str, Callable[[str, Sequence[str]], None]] = {"module": run_module, "program": _run_program}
     others.get(kind, run_script)(path, arguments)
 
@@ -162,7 +165,8 @@ def main() -> None:
     config = SafeHorovod if options.horovod else SafeTorch
     try:
         job = config(nproc_per_node=options.nproc_per_node, max_restarts=options.max_restarts)
-        task(task_config=job)(here.script)(path=options.script, arguments=options.arguments, kind=kind)
+        words = json.dumps([options.script, *options.arguments])
+        task(task_config=job)(here.script)(words=words, kind=kind)
     except RankFailedError as error:  # which may be the script's own ConfigError, too
         _leave(error)
     except ConfigError as error:

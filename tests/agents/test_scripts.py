@@ -65,6 +65,15 @@ def test_another_status_than_0_is_a_failure_and_the_commands_own(warm, tmp_path,
     assert "Traceback" not in ended.out + ended.err
 
 
+def test_a_scripts_name_and_arguments_may_be_no_utf_8(warm, tmp_path):
+    odd = os.fsdecode(b"\xff")
+    script = tmp_path / f"train{odd}.py"
+    script.write_text("import os, sys\nprint(*map(os.fsencode, sys.argv[1:]))\n")
+    ended = on_two_ranks(warm, tmp_path, str(script), odd, "é")
+    assert ended.code == 0, ended.err
+    assert {rf"[rank {rank}] b'\xff' b'\xc3\xa9'" for rank in range(2)} <= set(ended.out.splitlines())
+
+
 def test_a_module_is_run_by_its_name(warm, tmp_path):
     (tmp_path / "job" / "package").mkdir(parents=True)
     (tmp_path / "job" / "package" / "train.py").write_text(
