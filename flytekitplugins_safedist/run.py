@@ -56,9 +56,10 @@ def _status(leaving: SystemExit) -> int:
 def run_script(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> None:
     """Run a script in this process, as ``python SCRIPT ARGUMENTS`` would; in a task's function: on every rank.
 
-    It is ``__main__``, so that what stands below ``if __name__ == "__main__"`` runs, and its directory comes first on
-    the module search path. Whether it ends or calls ``sys.exit(0)``, this returns. Where it ends the process with
-    status 0 (``os._exit(0)``), and the task has no outputs, that is this rank's success.
+    It is ``__main__``, so that what stands below ``if __name__ == "__main__"`` runs, and its directory (of a link, that
+    of the file that it leads to) comes first on the module search path. Whether it ends or calls ``sys.exit(0)``, this
+    returns. Where it ends the process with status 0 (``os._exit(0)``), and the task has no outputs, that is this rank's
+    success.
 
     Args:
         script: its path; a relative one is looked for in the working directory.
@@ -77,7 +78,8 @@ def run_script(script: str | os.PathLike[str], arguments: Sequence[str] = ()) ->
             expected="a Python file that is part of what is registered",
             hint="give its path from the working directory, or make it absolute: Path(__file__).with_name(...)",
         )
-    _run_as_main(os.fspath(script), arguments, path.parent, partial(runpy.run_path, str(path), run_name="__main__"))
+    run = partial(runpy.run_path, str(path), run_name="__main__")
+    _run_as_main(os.fspath(script), arguments, path.resolve().parent, run)
 
 
 def run_module(module: str, arguments: Sequence[str] = ()) -> None:

@@ -74,6 +74,15 @@ def test_a_scripts_name_and_arguments_may_be_no_utf_8(warm, tmp_path):
     assert {rf"[rank {rank}] b'\xff' b'\xc3\xa9'" for rank in range(2)} <= set(ended.out.splitlines())
 
 
+def test_what_lies_beside_a_script_is_found_also_where_the_script_is_named_by_a_link(warm, tmp_path):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("import beside\n")
+    (tmp_path / "project" / "beside.py").touch()
+    (tmp_path / "train.py").symlink_to("project/train.py")
+    ended = on_two_ranks(warm, tmp_path, str(tmp_path / "train.py"))
+    assert ended.code == 0, ended.err
+
+
 def test_a_module_is_run_by_its_name(warm, tmp_path):
     (tmp_path / "job" / "package").mkdir(parents=True)
     (tmp_path / "job" / "package" / "train.py").write_text(
