@@ -19,8 +19,10 @@ def create(backend: Backend) -> TorchBackend:
 
 
 def inherited(settings: Registered, environment: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks of a node inherit, but for what the task itself sets."""
+    """What the ranks of a node inherit, but for what the task itself sets. Where a rank has started this job, not where
+    that rank meets its own others."""
     defaults = {envvars.TORCH_NCCL_ASYNC_ERROR_HANDLING: "1"}  # all as torchrun does
     if settings.nproc_per_node > 1:
         defaults[envvars.OMP_NUM_THREADS] = "1"
-    return {**defaults, **environment, envvars.TORCHELASTIC_MAX_RESTARTS: str(settings.max_restarts)}
+    kept = {name: value for name, value in environment.items() if name not in (envvars.MEETING, envvars.STORE_PORT)}
+    return {**defaults, **kept, envvars.TORCHELASTIC_MAX_RESTARTS: str(settings.max_restarts)}

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,14 @@ def told(
 def test_a_backend_is_made_by_its_name() -> None:
     assert isinstance(backends.create("horovod"), HorovodBackend)
     assert isinstance(backends.create("torch"), TorchBackend)
+
+
+def test_the_ranks_of_a_job_that_a_rank_has_started_meet_where_their_own_job_does() -> None:
+    settings: Any = SimpleNamespace(nproc_per_node=2, max_restarts=1)
+    there = {"HOME": "/root", "SAFEDIST_MEETING": "/tmp/corner", "SAFEDIST_STORE_PORT": "4321"}
+    found = backends.inherited(settings, there)
+    assert found["HOME"] == "/root"
+    assert there.keys() & found.keys() == {"HOME"}
 
 
 # --- variables -------------------------------------------------------------------------------------------------------
