@@ -29,3 +29,8 @@ def test_what_ranks_start_has_groups_of_its_own(warm, tmp_path, ranks_gate, rank
     ended = warm.run(f"job_groups_meet:{ranks}", tmp_path / "job", environment=ranks_gate.environment)
     assert (ended.code, ended.value) == (0, 2.0)
     assert ranks_gate.heard(2) == ["2.0", "2.0"]
+
+
+def test_a_place_that_no_group_has_is_refused_at_once(warm, tmp_path):
+    ended = warm.run("job_groups_meet:ask_for_no_place", tmp_path / "job")
+    assert "waits for ranks that will never be there: this job has 2 ranks" in str(ended.error)

@@ -155,6 +155,13 @@ def test_ctrl_c_in_the_debugger_ends_the_job_with_one_line(warm, tmp_path):
     assert (ended.code, ended.left, ended.scratch) == (130, [], [])
 
 
+def test_ctrl_c_ends_the_job_too_when_the_debugger_has_gone_on(warm, tmp_path):
+    typed = [(["(Pdb) "], "c\n"), (["rank 0 has 42"], CTRL_C)]
+    ended = started(warm, tmp_path / "job", typed, PYFLYTE, "run", JOB, "breaks_and_goes_on").wait()
+    assert after("rank 0 has 42", ended) == ENDED
+    assert (ended.code, ended.left, ended.scratch) == (130, [], [])
+
+
 @pytest.mark.parametrize("task", ["breaks", "breaks_alone"])
 def test_breakpoint_without_a_terminal_is_an_error_that_says_so(warm, tmp_path, task):
     ended = warm.run(f"job_local:{task}", tmp_path / "job")

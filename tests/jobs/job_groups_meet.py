@@ -57,6 +57,11 @@ def make_groups_in_children() -> float:
     return summed()
 
 
+@task(task_config=SafeTorch(nproc_per_node=2))
+def ask_for_no_place() -> None:
+    dist.init_process_group("gloo", rank=current_rank().rank, world_size=8)
+
+
 @task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn"))
 def fresh_ranks_make_groups_in_children() -> float:
     mp.spawn(in_a_child, nprocs=1)

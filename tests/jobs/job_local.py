@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -65,6 +66,12 @@ def breaks() -> None:
 @task(task_config=SafeTorch())
 def breaks_alone() -> None:
     _break()
+
+
+@task(task_config=SafeTorch())
+def breaks_and_goes_on() -> None:
+    _break()
+    signal.pause()
 
 
 if __name__ == "__main__":

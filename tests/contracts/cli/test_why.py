@@ -249,6 +249,19 @@ def test_a_deletion_is_told_from_its_beginning(why: Why) -> None:
     assert lines[1].endswith("is being deleted, since 22:39:00 UTC")
 
 
+def test_while_the_kubelet_waits_the_newest_event_says_why_an_image_cannot_be_pulled(why: Why) -> None:
+    objects = recorded("no-image")
+    of_pod = next(event for event in objects["events"] if event["message"].startswith("Failed to pull image"))
+    _waits("ImagePullBackOff", "Back-off pulling image")(objects)
+    for second, words in ((1, "no such tag"), (2, "unauthorized")):
+        message = f'Failed to pull image "registry.example/team/no-such:1": {words}'
+        objects["events"].append({**of_pod, "message": message, "lastTimestamp": f"2026-11-25T23:19:0{second}Z"})
+
+    _, lines = why(objects, "why-no-image")
+
+    assert any(line.endswith("cannot be pulled: unauthorized") for line in lines), lines
+
+
 def test_an_event_without_words_is_read_too(why: Why) -> None:
     objects = recorded("no-image")
     objects["events"] += [{**objects["events"][0], "involvedObject": objects["events"][0]["involvedObject"]}]

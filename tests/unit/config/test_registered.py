@@ -21,7 +21,7 @@ from flytekitplugins_safedist import (
     Scratch,
     Timeouts,
 )
-from flytekitplugins_safedist.config.registered import Registered
+from flytekitplugins_safedist.config.registered import Registered, grace_pinned
 from flytekitplugins_safedist.errors import TopologyError
 from tests.harness.registered import registered
 from tests.unit.config.plans import planned
@@ -131,3 +131,10 @@ def test_another_version_is_told_from_nonsense() -> None:
         "SAFEDIST_JOB=1] (expected: 2). Fix: register the task with the version that is in its image, or build "
         "the image with this one"
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("0.5", 0.5), ("90", 90.0), ("0", 30.0), ("-1", 30.0), ("inf", 30.0), ("soon", 30.0)]
+)
+def test_what_is_no_time_to_wait_is_kubernetes_usual_one(said: str, seconds: float) -> None:
+    assert grace_pinned({"SAFEDIST_GRACE_SECONDS": said}) == seconds

@@ -125,6 +125,11 @@ def test_sys_exit_in_the_function_is_said_to_be_that() -> None:
     assert recorded(SystemExit(0)).message == "the task function called sys.exit(0) instead of returning a value"
 
 
+@pytest.mark.parametrize(("status", "text"), [("no data", "no data\n"), (3, ""), (None, "")])
+def test_of_sys_exit_a_ranks_log_has_what_an_interpreter_prints(status: object, text: str) -> None:
+    assert recording.shown(SystemExit(status)) == text
+
+
 def test_an_exception_that_cannot_be_turned_into_text_is_recorded_all_the_same() -> None:
     record = recorded(Unspeakable())
     assert record.type == f"{__name__}.Unspeakable"
