@@ -410,6 +410,7 @@ def test_of_600_nodes_each_sends_the_stages_of_all_its_ranks() -> None:
 def test_what_does_not_fit_a_message_loses_what_is_finest_and_oldest_first() -> None:
     node = large(0, 2, 0)
     node.rounds[-1].ranks[0].profile = "p" * 1000
+    node.gpus.append(GpuSummary(0, "GPU-0", 1, 7.0))
     sent = []
     length = 1 << 20
     for _ in range(5):
@@ -417,15 +418,21 @@ def test_what_does_not_fit_a_message_loses_what_is_finest_and_oldest_first() -> 
         [_, got] = summary.merged(NodeSummary(0, "a"), [(text, HERE)])
         last = got.rounds[-1].ranks[0]
         sent.append(
-            (bool(last.profile), bool(last.pace), sum(bool(every.ranks) for every in got.rounds), len(last.stages))
+            (
+                bool(last.profile),
+                bool(got.gpus),
+                bool(last.pace),
+                sum(bool(every.ranks) for every in got.rounds),
+                len(last.stages),
+            )
         )
         length = len(text) - 1
     assert sent == [
-        (True, True, 4, 48),
-        (False, True, 4, 48),
-        (False, False, 4, 48),
-        (False, False, 1, 48),
-        (False, False, 1, 0),
+        (True, True, True, 4, 48),
+        (False, True, True, 4, 48),
+        (False, False, False, 4, 48),
+        (False, False, False, 1, 48),
+        (False, False, False, 1, 0),
     ]
 
 

@@ -1,0 +1,38 @@
+"""A store of checkpoints that fails for a moment."""
+
+from __future__ import annotations
+
+import logging
+
+import fsspec
+import pytest
+
+from flytekitplugins_safedist.checkpoint.store import Store
+
+
+def test_a_store_that_fails_for_a_moment_is_asked_again(monkeypatch, caplog):
+    store, fs = Store("memory://bucket/saves"), fsspec.filesystem("memory")
+    store.put("one", b"1")
+    read, fails = type(fs).cat_file, [ConnectionResetError("reset by peer")]
+
+    def cat_file(*arguments, **more):
+        if fails:
+            raise fails.pop()
+        return read(*arguments, **more)
+
+    monkeypatch.setattr(type(fs), "cat_file", cat_file)
+    with caplog.at_level(logging.INFO):
+        assert store.get("one") == b"1"
+    assert fails == []
+    assert "reset by peer; trying again in 0." in caplog.text
+
+
+def test_an_error_that_will_not_pass_is_told_at_once(monkeypatch):
+    store, fs = Store("memory://bucket/closed"), fsspec.filesystem("memory")
+
+    def cat_file(*_, **__):
+        raise PermissionError("403 Forbidden")
+
+    monkeypatch.setattr(type(fs), "cat_file", cat_file)
+    with pytest.raises(Exception, match="the store did not .*403 Forbidden"):
+        store.get("one")
