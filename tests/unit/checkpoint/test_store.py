@@ -34,5 +34,5 @@ def test_an_error_that_will_not_pass_is_told_at_once(monkeypatch):
         raise PermissionError("403 Forbidden")
 
     monkeypatch.setattr(type(fs), "cat_file", cat_file)
-    with pytest.raises(Exception, match="the store did not .*403 Forbidden"):
+    with pytest.raises(Exception, match=r"the store did not .*403 Forbidden"):
         store.get("one")
