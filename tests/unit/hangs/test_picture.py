@@ -112,6 +112,27 @@ def test_what_many_ask_of_a_store_for_a_moment_each_is_no_work_of_the_rank_that_
     assert found.works.startswith("reads or writes") is works
 
 
+@pytest.mark.parametrize(
+    ("later", "moved"),
+    [
+        ((Frame("a.py", 9, "read"), Frame("b.py", 2, "step")), False),  # another line of the same call
+        ((Frame("a.py", 1, "parse"), Frame("b.py", 2, "step")), True),
+        ((Frame("c.py", 1, "read"), Frame("b.py", 2, "step")), True),
+        ((Frame("a.py", 1, "read"), Frame("b.py", 3, "step")), True),
+    ],
+)
+def test_a_rank_has_moved_that_is_in_another_call_or_whose_callers_are_at_another_line(
+    monkeypatch: pytest.MonkeyPatch, later: stacks.Stack, *, moved: bool
+) -> None:
+    first = (Frame("a.py", 1, "read"), Frame("b.py", 2, "step"))
+    answers = iter([stacks.Threads([first]), *[stacks.Threads([later])] * snapshot.SAMPLES])
+    monkeypatch.setattr(snapshot, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "look", lambda _: {7: Process(7, "S")})
+    monkeypatch.setattr(stacks, "ask", lambda *_: {0: next(answers)})
+    [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda *_: None)
+    assert found.moved is moved
+
+
 def test_a_collective_is_the_innermost_call_of_a_library_that_has_them() -> None:
     waits = Snapshot(0, Process(7, "S"), stacks.parse(DUMP))
     assert (waits.waits_in, waits.where) == ("all_reduce", "in all_reduce, called at a file.py:33 in step")
