@@ -80,6 +80,12 @@ def test_a_rank_that_asks_for_a_place_that_no_group_has_is_told_so_at_once(warm,
     assert "this job has 4 ranks: leave rank and world_size out" in error.message
 
 
+def test_two_ranks_that_ask_for_one_place_are_told_so_and_no_ranks_of_two_groups_meet(warm, tmp_path):
+    error = uploaded_error(Job(warm, tmp_path, "torch_by_hand", "in groups of a node each").run()[0])
+    assert (error.code, error.kind) == ("USER:TopologyError", NON_RECOVERABLE)
+    assert "init_process_group is asked for a place that another rank has" in error.message
+
+
 def test_ranks_may_meet_in_another_order(warm, tmp_path):
     first, _ = Job(warm, tmp_path, "torch_by_hand", "in another order").run()
     assert uploaded_output(first) == "4 ranks"

@@ -72,6 +72,7 @@ def torch_by_hand() -> str:
     ways: dict[str, dict[str, int]] = {
         "world_size=8": {"rank": me.rank, "world_size": 8},
         "in another order": {"rank": (0, 2, 1, 3)[me.rank], "world_size": 4},
+        "in groups of a node each": {"rank": me.local_rank, "world_size": 2},
     }
     dist.init_process_group("gloo", **ways[os.environ["TEST_HOW"]])
     dist.barrier()

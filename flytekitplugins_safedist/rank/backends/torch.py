@@ -136,9 +136,26 @@ def prepare_store(environment: Mapping[str, str]) -> None:
             return create(**asked)
         store = create(**{**asked, "port": int(kept), "rank": max(rank, 1)})  # rank 0's would open one
         made[size] += 1  # ranks may have been in groups of fewer before
-        return sys.modules["torch.distributed"].PrefixStore(f"{made[size]} of {size}", store)
+        store = sys.modules["torch.distributed"].PrefixStore(f"{made[size]} of {size}", store)
+        if size > 1:
+            _take_place(store, environment[envvars.RANK], rank, size)
+        return store
 
     torch_inside.around_stores(around)
+
+
+def _take_place(store: Any, own: str, rank: int, world_size: int) -> None:
+    """Refuse a place in a group that another rank has: those of two groups would find each other, and go on as one."""
+    holder = store.compare_set(f"place {rank}", "", own).decode()
+    if holder != own:
+        raise TopologyError(
+            "init_process_group is asked for a place that another rank has",
+            where={"rank": own},
+            seen=f"rank={rank}, world_size={world_size}, which rank {holder} of this job has asked for",
+            expected="one group of this job's ranks at MASTER_PORT, each with a place of its own",
+            hint="let all ranks make one group, and parts of it with torch.distributed.new_group; or give each group a "
+            "tcp:// address of its own as init_method",
+        )
 
 
 def _has_children() -> bool:
