@@ -169,6 +169,27 @@ def around_stores(around: Callable[[Callable[..., Any], dict[str, Any]], Any]) -
     at_distributed(watch)
 
 
+def call_as_group_ends(call: Callable[[], object]) -> None:
+    """Have something called when this process lets go of its group of all ranks; never where torch keeps it
+    in another way. Imports nothing."""
+
+    def watch(dist: ModuleType) -> None:
+        module = sys.modules.get(f"{DISTRIBUTED}.distributed_c10d", dist)
+        keep = getattr(module, "_update_default_pg", None)
+        if keep is None:
+            return
+
+        @functools.wraps(keep)
+        def keeps(group: Any) -> None:
+            keep(group)
+            if group is None:
+                call()
+
+        module._update_default_pg = keeps  # type: ignore[attr-defined]
+
+    at_distributed(watch)
+
+
 def _name_among(signature: inspect.Signature, arguments: Sequence[Any], more: Mapping[str, Any]) -> str:
     with contextlib.suppress(TypeError):  # what is called with them says so
         return str(signature.bind(*arguments, **more).arguments.get("group_name", ""))

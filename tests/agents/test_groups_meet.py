@@ -34,3 +34,12 @@ def test_what_ranks_start_has_groups_of_its_own(warm, tmp_path, ranks_gate, rank
 def test_a_place_that_no_group_has_is_refused_at_once(warm, tmp_path):
     ended = warm.run("job_groups_meet:ask_for_no_place", tmp_path / "job")
     assert "waits for ranks that will never be there: this job has 2 ranks" in str(ended.error)
+
+
+def test_a_store_is_found_at_masters_port_as_long_as_rank_0_is_in_a_group(warm, tmp_path, ranks_gate):
+    running = warm.start("job_groups_meet:meet_beside_a_group", tmp_path / "job", environment=ranks_gate.environment)
+    assert ranks_gate.heard(2) == ["left", "left"]
+    ranks_gate.let_go(2)
+    ended = running.wait()
+    assert (ended.code, ended.value) == (0, [2.0, 2])
+    assert ranks_gate.heard(2) == ["2.0", "2.0"]

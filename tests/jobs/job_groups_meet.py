@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -67,3 +68,20 @@ def fresh_ranks_make_groups_in_children() -> float:
     mp.spawn(in_a_child, nprocs=1)
     dist.init_process_group("gloo")
     return summed()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def meet_beside_a_group() -> tuple[float, int]:
+    """As torch.distributed.checkpoint does with DCP_USE_PREFIX_STORE=1; and the port is free when the group is gone."""
+    dist.init_process_group("gloo")
+    beside = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=20))
+    beside.add("there", 1)
+    total = summed()
+    met = beside.add("there", 0)
+    dist.barrier()
+    del beside
+    dist.destroy_process_group()
+    say("left")
+    wait_for_word()
+    mp.spawn(in_a_child, nprocs=1)
+    return total, met

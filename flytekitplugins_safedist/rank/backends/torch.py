@@ -113,7 +113,8 @@ def prepare_store(environment: Mapping[str, str]) -> None:
     (:mod:`...rank_server.store`), where it does, and see what they ask of it.
 
     That store is there before any rank, and when rank 0 has returned, with which its own would end. A group that is
-    made again finds none of the keys of the one before.
+    made again finds none of the keys of the one before. As long as rank 0 has its group, others find a store of its own
+    at MASTER_PORT, as anywhere: what looks for one there (torch.distributed.checkpoint does) puts its own keys into it.
 
     What this process forks or starts is no rank: it meets where MASTER_PORT says, as anywhere.
 
@@ -123,7 +124,7 @@ def prepare_store(environment: Mapping[str, str]) -> None:
     if environment.get(envvars.TORCHELASTIC_USE_AGENT_STORE) != str(False) or environment[envvars.WORLD_SIZE] == "1":
         return
     here, me = (environment[envvars.MASTER_ADDR], environment[envvars.MASTER_PORT]), os.getpid()
-    kept, made = environment.get(envvars.STORE_PORT), Counter[int]()
+    kept, made, beside = environment.get(envvars.STORE_PORT), Counter[int](), list[Any]()
 
     def around(create: Callable[..., Any], asked: dict[str, Any]) -> Any:
         rank, size = asked["rank"], asked["world_size"]
@@ -134,6 +135,8 @@ def prepare_store(environment: Mapping[str, str]) -> None:
         refuse_another_place(environment, rank, size, is_alone=is_own and not _has_children(), has_store=has_store)
         if kept is None or not has_store:
             return create(**asked)
+        if environment[envvars.RANK] == "0":
+            beside[:] = [_open_store(int(asked["port"]))]
         store = create(**{**asked, "port": int(kept), "rank": max(rank, 1)})  # rank 0's would open one
         made[size] += 1  # ranks may have been in groups of fewer before
         store = sys.modules["torch.distributed"].PrefixStore(f"{made[size]} of {size}", store)
@@ -142,6 +145,14 @@ def prepare_store(environment: Mapping[str, str]) -> None:
         return store
 
     torch_inside.around_stores(around)
+    torch_inside.call_as_group_ends(beside.clear)
+
+
+def _open_store(port: int) -> Any:
+    with suppress(RuntimeError):  # the port is a store's that the user's code has opened, and stays that
+        return sys.modules["torch.distributed"].TCPStore(
+            host_name=LOOPBACK, port=port, is_master=True, wait_for_workers=False, multi_tenant=True
+        )
 
 
 def _take_place(store: Any, own: str, rank: int, world_size: int) -> None:
