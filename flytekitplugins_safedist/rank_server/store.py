@@ -6,7 +6,9 @@ it is there when rank 0 has returned, while others still make groups, as under t
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import select
 import signal
 import sys
@@ -52,6 +54,9 @@ def _be_the_store(server: int, tells: int, shed: Callable[[], None]) -> NoReturn
         if os.getppid() != server:  # it died before the kernel was told
             os._exit(1)
         shed()
+        with contextlib.suppress(OSError, ValueError):  # each rank of the job has some connections here
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         for number in range(3):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         made = sys.modules["torch.distributed"].TCPStore(

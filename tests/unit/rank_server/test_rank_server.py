@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +364,15 @@ def test_a_store_is_kept_for_one_round_whatever_becomes_of_its_ranks(server: Ran
     assert listens(third)
     server.close()
     assert not listens(third)
+
+
+def test_a_store_takes_as_many_ranks_as_the_hard_limit_of_open_files_lets_it(server: RankServer) -> None:
+    from torch.distributed import TCPStore
+
+    hard = resource.prlimit(server._pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(server._pid, resource.RLIMIT_NOFILE, (64, hard))
+    server.take_needed(["torch.distributed"], os.environ)
+    assert server.ready(DEADLINE).unsafe is None
+    port, soon = server.keep_store(), timedelta(seconds=20)
+    ranks = [TCPStore("127.0.0.1", port, is_master=False, timeout=soon) for _ in range(80)]
+    assert [rank.add("there", 1) for rank in ranks] == [*range(1, 81)]
