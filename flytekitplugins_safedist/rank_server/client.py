@@ -143,7 +143,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         where torch opens none.
 
         Raises:
-            LaunchError: the server is gone.
+            LaunchError: the server is gone, or can start no process.
         """
         return int(self._ask("keep_store", SIGNAL_SECONDS)["port"])
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ..compat import torch as torch_inside
+from ..rank.backends.torch import LOOPBACK
 from ..rank.fork import die_with_parent
 
-_LOOPBACK = "127.0.0.1"
 _OPEN_SECONDS = 20.0
 """For a process to be forked, and to listen: some hundredths of a second, where the processor is free."""
 
@@ -60,7 +60,7 @@ def _be_the_store(server: int, tells: int, shed: Callable[[], None]) -> NoReturn
         for number in range(3):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         made = sys.modules["torch.distributed"].TCPStore(
-            host_name=_LOOPBACK, port=0, is_master=True, wait_for_workers=False
+            host_name=LOOPBACK, port=0, is_master=True, wait_for_workers=False
         )
         os.write(tells, str(made.port).encode())
         os.close(tells)
