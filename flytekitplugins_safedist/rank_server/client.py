@@ -75,6 +75,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         self._taking = 0
         self._imported = Imported("start_method='spawn'", (), {})
         self._exit_code: int | None = None
+        self._store_exit_code: int | None = None
         self._looked_at = 0.0
 
     def __exit__(self, *_: object) -> None:
@@ -145,6 +146,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         Raises:
             LaunchError: the server is gone, or can start no process.
         """
+        self._store_exit_code = None
         return int(self._ask("keep_store", SIGNAL_SECONDS)["port"])
 
     def signal(self, pids: Sequence[int], number: int) -> None:
@@ -169,12 +171,20 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         """Ranks that ended since the last call; waits up to ``wait`` seconds for the first.
 
         Raises:
-            LaunchError: the server itself is gone.
+            LaunchError: the server itself is gone, or the store that it kept.
         """
         if not self._ended:
             self._receive(wait)
         while self._is_readable(0):  # the ends of all ranks that are told by now
             self._receive(0)
+        if self._store_exit_code is not None:
+            raise LaunchError(
+                "the process that keeps the store at which torch's ranks meet is gone",
+                where={"pid of the rank server": self._pid, "host": socket.gethostname()},
+                seen=how_ended(self._store_exit_code),
+                expected="it to live as long as the ranks: without it no group can be made, and NCCL's own watch fails",
+                hint="give the pod more memory if it was killed",
+            )
         ended, self._ended = self._ended, []
         return ended
 
@@ -275,6 +285,8 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
             raise self._lost() from None
         if "answers" in message:
             self._answers.append(message)
+        elif "store_exit_code" in message:
+            self._store_exit_code = message["store_exit_code"]
         else:
             self._started.discard(message["pid"])
             self._ended.append(EndedRank(**message))

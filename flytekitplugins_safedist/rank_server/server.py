@@ -222,11 +222,13 @@ class ForkServer:
             # Before the pid is free for others: whatever the rank started and left behind goes with it.
             cleanup.end_group(pid)
         _, status, used = os.wait4(pid, 0)
-        self.keepers.discard(pid)
+        code = os.waitstatus_to_exitcode(status)
+        if pid in self.keepers:
+            self.keepers.discard(pid)
+            self._send({"store_exit_code": code})
         if pid not in self.ranks:
             return  # an orphan of a rank's
         self.ranks.discard(pid)
-        code = os.waitstatus_to_exitcode(status)
         # First of all: an orphan that the kernel cannot end (below) must not keep the agent waiting for this rank. The
         # kernel keeps the most that a process had in memory, in KiB, also of one that it has killed for that.
         self._send({"pid": pid, "exit_code": code, "time_ns": now, "peak": used.ru_maxrss * 1024})

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
+from flytekitplugins_safedist.errors import LaunchError
 from tests.harness.procs import until
 
 
@@ -43,3 +47,16 @@ def test_a_store_is_found_at_masters_port_as_long_as_rank_0_is_in_a_group(warm, 
     ended = running.wait()
     assert (ended.code, ended.value) == (0, [2.0, 2])
     assert ranks_gate.heard(2) == ["2.0", "2.0"]
+
+
+def test_a_store_that_is_killed_is_named_at_once_and_not_waited_for(warm, tmp_path, ranks_gate):
+    running = warm.start("job_groups_meet:lose_the_store", tmp_path / "job", environment=ranks_gate.environment)
+    [port] = {int(line) for line in ranks_gate.heard(2)}
+    [keeper] = {
+        each.pid for each in psutil.net_connections("tcp") if each.laddr.port == port and each.status == "LISTEN"
+    }
+    os.kill(keeper, signal.SIGKILL)
+    ended = running.wait()
+    assert isinstance(ended.error, LaunchError)
+    assert "the process that keeps the store at which torch's ranks meet is gone" in str(ended.error)
+    assert "SIGKILL" in str(ended.error)

@@ -85,3 +85,12 @@ def meet_beside_a_group() -> tuple[float, int]:
     wait_for_word()
     mp.spawn(in_a_child, nprocs=1)
     return total, met
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def lose_the_store() -> float:
+    """Once both have said what listens at the port of their store, and they have met there."""
+    dist.init_process_group("gloo")
+    say(os.environ["SAFEDIST_STORE_PORT"])
+    wait_for_word()
+    return summed(dist.new_group([0, 1]))
