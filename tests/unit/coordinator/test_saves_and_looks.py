@@ -188,7 +188,8 @@ class Looks:
             self.stall(self.now, is_urgent=is_urgent)
             if self.it.is_due(self.now):
                 before, look = self.it.hang, self.take()
-                self.it.on_hang(HangNotice(look, "rank 1", 1, "it sleeps", seconds=self.now), self.now)
+                key = b"rank 1".decode()  # as it comes with a message: each time another object
+                self.it.on_hang(HangNotice(look, key, 1, "it sleeps", seconds=self.now), self.now)
                 times += [(self.now, self.it.hang.is_news)] if self.it.hang not in (None, before) else []
         return times
 
