@@ -33,7 +33,7 @@ from flytekitplugins_safedist.coordinator import wire
 from flytekitplugins_safedist.coordinator.books import Books, Cause, Outcome
 from flytekitplugins_safedist.coordinator.messages import Course, Offer, Status, Want
 from flytekitplugins_safedist.coordinator.rules import Rules
-from flytekitplugins_safedist.coordinator.server import BEATS, Server
+from flytekitplugins_safedist.coordinator.server import Server
 from flytekitplugins_safedist.topology import Endpoint
 
 DEPARTURES = 10
@@ -151,9 +151,9 @@ class Job:
             await asyncio.sleep(0.005)
         self.phases.append((time.monotonic() - wall, self.cpu() - cpu))
 
-    async def rest(self, seconds: float, heartbeat: float) -> float:
+    async def rest(self, seconds: float, beat: float) -> float:
         """The share of a core that signs of life take of the server."""
-        wall, cpu, beat = time.monotonic(), self.cpu(), min(5.0, heartbeat / BEATS)
+        wall, cpu = time.monotonic(), self.cpu()
         while time.monotonic() - wall < seconds:
             for first in range(0, len(self.nodes), 64):
                 for node in self.nodes[first : first + 64]:
@@ -170,7 +170,7 @@ class Job:
 async def meet(nodes: int, job: Job, rest: float) -> float:
     """Play all phases; the share of a core that signs of life take, where it is to rest for some seconds."""
     await job.measure(number=0, come=[Node(rank) for rank in range(1, nodes)])
-    share = await job.rest(rest, Rules("bench", nodes, nodes).heartbeat) if rest else 0.0
+    share = await job.rest(rest, Rules("bench", nodes, nodes).beat) if rest else 0.0
     last = job.nodes[-1]
     cause = Cause(last.status.round, 1, "ValueError", "as long as most: " * 256, time.time_ns())
     books = Books(last.status.round, nodes, outcomes=(Outcome(last.status.round, cause),))

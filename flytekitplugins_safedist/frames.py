@@ -78,4 +78,6 @@ def parsed_call(content: bytes) -> tuple[dict[str, Any], bytes]:
     """
     head, _, body = content.partition(b"\n")
     found = json.loads(head)
-    return dict(found), body
+    if isinstance(found, dict):
+        return found, body
+    raise ValueError(f"the head of a call is no object: {head[:64]!r}")

@@ -22,7 +22,7 @@ from ..coordinator import wire
 from ..coordinator.messages import Status, Want
 from ..coordinator.ports import is_own
 from ..coordinator.rules import Rules
-from ..coordinator.server import BEATS, Inbox
+from ..coordinator.server import Inbox
 from ..coordinator.wire import HangEvidence, Refusal
 from ..errors import NodeLostError, NotReplacedError, RendezvousError, RendezvousTimeoutError
 from ..jitter import jittered
@@ -119,7 +119,7 @@ class Link:
         self._address = ""
         self.behind = Ahead()
         """Of this node's clock against the leader's."""
-        self._beat = max(0.05, min(5.0, self._heartbeat / BEATS))
+        self._beat = rules.beat
         self._sender = threading.Thread(target=self._keep_sending, name="safedist heartbeat", daemon=True)
         for thread in (threading.Thread(target=self._run, name="safedist link", daemon=True), self._sender):
             thread.start()

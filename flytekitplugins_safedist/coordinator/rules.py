@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 _LEAST_TEXT, _MOST_TEXT, _ALL_TEXTS = 8 << 10, 64 << 10, 32 << 20
 
+_BEATS = 6
+"""Signs of life within the time after which their absence counts."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -55,6 +58,11 @@ class Rules:
     def is_alone(self) -> bool:
         """There is one node: nobody else can lead the job, and nothing is asked of the store before the upload."""
         return self.max_nodes == 1
+
+    @property
+    def beat(self) -> float:
+        """Between two signs of life, of a node's and of the leader's."""
+        return max(0.05, min(5.0, self.heartbeat / _BEATS))
 
     @property
     def text_bytes(self) -> int:

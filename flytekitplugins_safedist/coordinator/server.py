@@ -54,9 +54,6 @@ SHUTDOWN_SECONDS = 10.0
 _TICK_SECONDS = 0.25
 """Between two times that the coordinator is told of time."""
 
-BEATS = 6
-"""Signs of life within the time after which their absence counts."""
-
 _LAST_WORDS_SECONDS = 1.0
 """Until what this process's own node has said is read."""
 
@@ -198,7 +195,7 @@ class Server:
         self._say = say
         self._stores = ThreadPoolExecutor(1, "safedist leader's sign")
         self._is_renewing, self._is_well = False, True
-        self._beat = max(0.05, min(5.0, rules.heartbeat / BEATS))
+        self._beat = rules.beat
         self._ways: dict[str, _Connection] = {}
         self.open: set[_Connection] = set()
         """All connections, also of whom nobody knows yet."""

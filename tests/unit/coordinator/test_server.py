@@ -172,13 +172,20 @@ def test_a_node_of_another_version_gives_up_and_one_that_there_is_no_place_for_l
         each.link.close()
 
 
-def test_a_call_without_its_number_loses_its_connection_and_is_named(node_0, node_1, caplog) -> None:
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (frames.call({"op": "add", "key": "came"}), "not a call: KeyError: 'id'"),
+        (b"[1]\n", "the head of a call is no object: b'[1]'"),
+    ],
+)
+def test_what_is_no_call_loses_its_connection_and_is_named(node_0, node_1, caplog, call, why) -> None:
     with caplog.at_level(logging.WARNING):
-        node_1.link.put(wire.frame(wire.CALL, frames.call({"op": "add", "key": "came"})))
+        node_1.link.put(wire.frame(wire.CALL, call))
         heard(node_1.inbox, LinkLost)
         node_1.link.begin(node_1.status)
         heard(node_1.inbox, Want)
-    assert "not a call: KeyError: 'id'" in caplog.text
+    assert why in caplog.text
 
 
 def test_nobody_speaks_for_another_process(node_0, node_1) -> None:
