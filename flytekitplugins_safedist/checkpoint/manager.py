@@ -239,7 +239,8 @@ class Checkpoints:
         self.wait()
         if self._every is not None and self.latest is None and self._last >= 0:
             self._say(
-                f"no step was saved, up to {self._last}: the first save is due after {self._every}; "
+                f"no step was saved, up to step {self._last}: the first save is due after {self._every}"
+                f"{' steps' if isinstance(self._every, int) else ''}; "
                 "save(step, state, force=True) saves the last one in any case",
                 logging.WARNING,
             )

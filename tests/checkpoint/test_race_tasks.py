@@ -106,3 +106,14 @@ def test_by_time_all_ranks_save_at_the_steps_that_their_agents_agree_on(warm, tm
     assert len(one) == 3
     kept = {saves.step_of(path.name) for path in (tmp_path / "place").glob("step-*")}
     assert kept == {*one}
+
+
+def test_a_task_that_ends_before_a_save_was_due_says_that_none_was_made(warm, tmp_path):
+    ended = Execution(warm, tmp_path).attempt(
+        0, "ends_before_a_save_is_due", TEST_CHECKPOINTS=str(tmp_path / "checkpoints")
+    )
+    assert ended.code == 0
+    assert (
+        "no step was saved, up to step 0: the first save is due after 10 steps; save(step, state, force=True)"
+        in ended.out
+    )

@@ -160,3 +160,9 @@ def by_time() -> str:
     of_all = [[], []]
     dist.all_gather_object(of_all, saved)
     return repr(of_all)
+
+
+@task(task_config=SafeTorch())
+def ends_before_a_save_is_due() -> None:
+    """Of the one step."""
+    Checkpoints(os.environ["TEST_CHECKPOINTS"], every=10).save(0, {"x": 0})
