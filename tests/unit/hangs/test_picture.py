@@ -356,6 +356,11 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path, monkeypatch: p
     assert processes.look([running[0].pid]) == {running[0].pid: Process(running[0].pid)}
 
 
+def test_of_two_in_one_place_the_least_and_the_most_work_are_told() -> None:
+    two = [Snapshot(rank, Process(rank, "S"), stacks.parse(DUMP), cpu=0.2 + rank / 2) for rank in (0, 1)]
+    assert "    CPU: 0.20 core(s) to 0.70 core(s)\n" in picture.text(two)
+
+
 def test_of_a_very_large_job_the_picture_stays_one_that_is_read() -> None:
     text = picture.text([Snapshot(rank, Process(10_000 + rank, "S"), stacks.parse(DUMP)) for rank in range(4096)])
     assert text.startswith("ranks 0-4095 (4096 of 4096) stand in all_reduce")
