@@ -426,6 +426,16 @@ def test_a_leader_that_cannot_look_at_the_store_tries_again_until_that_was_away_
     assert left == [act.Exit(UNDECIDED, "the verdict could not be uploaded: the store is away")]
 
 
+def test_the_others_wait_for_the_upload_from_its_verdict_on_however_often_that_is_said():
+    node = running()
+    node.want(verdict=FAILED, runs=False)
+    node.take(node.it.on_quiet((), node.now))
+    assert not [each for each in node.wait(RULES.upload) if isinstance(each, act.Exit)]
+    node.want(news="the store is away")
+    left = [each for each in node.wait(RULES.heartbeat + 1) if isinstance(each, act.Exit)]
+    assert left == [act.Exit(UNDECIDED, "the leader has not uploaded the verdict in time")]
+
+
 def test_the_others_wait_for_the_upload_and_leave_when_no_rank_is_left():
     node = running()
     assert node.want(verdict=FAILED, runs=False) == [act.EndRanks()]
