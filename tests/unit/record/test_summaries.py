@@ -648,3 +648,9 @@ def test_a_percentile_is_at_most_five_hundredths_off() -> None:
     assert percentile(durations, 0.5) == pytest.approx(0.1, rel=0.05)
     assert percentile(durations, 0.95) == pytest.approx(0.25, rel=0.05)
     assert percentile({}, 0.5) == 0
+
+
+def test_the_page_shows_from_where_to_where_most_steps_took_and_the_longest() -> None:
+    first = part(0)
+    first.durations = {bucket(0.1): 80, bucket(0.2): 19, bucket(5.0): 1}
+    assert '"bar " style="--a:50.0%;--b:100.0%">96 ms to 0.19 s<' in shown(job(first)), "at most 5% off"
