@@ -591,6 +591,13 @@ def test_a_save_before_a_node_joins_is_made_whether_or_not_it_is_due_and_told():
     assert node.log == ["a node joins: all ranks save at step 6"]
 
 
+def test_where_no_rank_saves_by_steps_a_node_that_is_told_to_stop_says_so():
+    node = running()
+    node.want(save=Save(1, is_urgent=True))
+    node.want(save=Save(1, is_urgent=True, step=-1))
+    assert node.log[-1] == "a node was told to stop: no rank saves by steps"
+
+
 def test_a_rank_that_asks_is_served_by_the_next_call():
     node = running()
     node.take(node.it.on_ask(node.now))

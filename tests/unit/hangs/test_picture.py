@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from flytekitplugins_safedist.hangs import picture, processes, snapshot, stacks
 from flytekitplugins_safedist.hangs.processes import Process
 from flytekitplugins_safedist.hangs.snapshot import Snapshot
 from flytekitplugins_safedist.hangs.stacks import Frame
+from flytekitplugins_safedist.hangs.waits import Steps
 from flytekitplugins_safedist.rank import main
 from tests.harness.procs import interpreter, until
 
@@ -359,6 +361,8 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path, monkeypatch: p
 def test_of_two_in_one_place_the_least_and_the_most_work_are_told() -> None:
     two = [Snapshot(rank, Process(rank, "S"), stacks.parse(DUMP), cpu=0.2 + rank / 2) for rank in (0, 1)]
     assert "    CPU: 0.20 core(s) to 0.70 core(s)\n" in picture.text(two)
+    assert "    CPU: 0.20 core(s)\n" in picture.text(two[:1])
+    assert "    in step 7\n" in picture.text([replace(each, steps=Steps(step=7)) for each in two])
 
 
 def test_of_a_very_large_job_the_picture_stays_one_that_is_read() -> None:

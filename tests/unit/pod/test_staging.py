@@ -85,6 +85,8 @@ def test_what_an_archive_may_hold_ends_as_with_tar(node, form):
         member("caf\u00e9 \n.py", b"1"),
         symlink("alias", "exe"),
         hardlink("same", "exe"),
+        member("zebra", b"2"),
+        hardlink("ant", "zebra"),
         member("exe2", b"first"),
         member("exe2", b"second"),
         member("/absolute/x", b"below the destination"),
