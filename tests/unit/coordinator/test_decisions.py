@@ -964,13 +964,14 @@ def test_the_next_leader_does_not_check_again():
 
 # --- saves, hangs, memory: what rides on a round ----------------------------------------------------------------------
 def test_who_is_lost_or_has_returned_holds_up_no_picture_of_the_others():
-    job = begun()
+    job = begun(ranks=2)
     job.say("b", phase="returned")
     job.miss("b")
     job.say("a", stall=30.0)
     job.wait(STEP)
     job.say(*"ac", looked=1)
     assert job.it.look_to_judge() == 1
+    assert job.it.gone == [2, 3]
 
 
 def test_of_a_node_whose_connection_is_lost_for_now_nobody_knows_whether_all_wait_for_it():
