@@ -8,6 +8,7 @@ ranks it is sharded. Imports torch, as :mod:`.pieces`.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -16,7 +17,12 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import state_dict as torchs
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictType,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from ..compat import torch as torch_inside
@@ -473,11 +479,10 @@ def _load_optimizer(name: str, state: Mapping[str, Any], tree: Any) -> None:
             )
         saved = [each for each in saved if each is not same[0]]  # of two without parameters each its own
         groups.append({**same[0], **{key: group[key] for key in ("params", "param_names") if key in group}})
-    if _is_fsdp1(model):
-        with _about_to_step(optimizer):
-            torchs.set_optimizer_state_dict(model, optimizer, {"state": tree["state"], "param_groups": groups})
-        return
     # As torch's function has it, which drops what it has of a frozen parameter, and fails for one that has none.
+    if _is_fsdp1(model):
+        optimizer.load_state_dict(_flattened(model, optimizer, {"state": tree["state"], "param_groups": groups}))
+        return
     number = {key: index for index, key in enumerate(key for group in groups for key in group["params"])}
     held = {number[key]: each for key, each in tree["state"].items()}
     numbered = [{**group, "params": [number[key] for key in group["params"]]} for group in groups]
@@ -486,6 +491,22 @@ def _load_optimizer(name: str, state: Mapping[str, Any], tree: Any) -> None:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         for index, given in held.items():
             optimizer.state[parameters[index]] = _of_its_types(given, optimizer.state[parameters[index]])
+
+
+def _flattened(model: Any, optimizer: Any, by_name: dict[str, Any]) -> Any:
+    """An optimizer's state by the model's names, as FSDP1 has it: by its flat parameters. A collective."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "FSDP.state_dict_type", FutureWarning)
+        with FullyShardedDataParallel.state_dict_type(
+            model, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig()
+        ):
+            empty = {**optimizer.state_dict(), "state": {}}
+            groups = FullyShardedDataParallel.optim_state_dict(model, optimizer, empty)["param_groups"]
+            its = {name.replace("_orig_mod.", ""): name for group in groups for name in group["params"]}
+            held = {its[name]: held for name, held in by_name["state"].items()}
+            groups = [{**each, "params": [its[name] for name in each["params"]]} for each in by_name["param_groups"]]
+            named = {"state": held, "param_groups": groups}
+            return FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, named)
 
 
 def _of_its_types(given: Any, loaded: Any) -> Any:

@@ -100,8 +100,9 @@ def drawn(seed: int, number: int) -> Case:
         shared=die.random() < 0.3 and not is_sharded,
         tied=die.random() < 0.3,
         scalar=die.random() < 0.5 and not is_sharded,
-        frozen=die.random() < 0.3 and "fsdp1" not in kinds,
-        unused=die.random() < 0.3 and not kinds & {"fsdp1", "ddp"},
+        frozen=die.random() < 0.3 and all(way.orig for way in ways if way.kind == "fsdp1"),
+        # FSDP1's functions fail where some parameters of one unit have a state and others none.
+        unused=die.random() < 0.3 and "ddp" not in kinds and all(way.wrapped for way in ways if way.kind == "fsdp1"),
         dtype=die.choice([torch.float64, torch.float64, torch.float32, torch.bfloat16]),
         optimizer=die.choice(optimizers),
         groups=1 if "fsdp1" in kinds else die.choice([1, 2]),
@@ -147,7 +148,7 @@ class Net(torch.nn.Module):
         self.last = torch.nn.Linear(case.width, case.width, bias=False)
         if case.tied:
             self.last.weight = self.first.weight
-        self.unused = torch.nn.Linear(case.width, case.width) if case.unused else None
+        self.unused = Block(case.width) if case.unused else None
         self.register_buffer("count", torch.zeros(3, dtype=torch.int64))
         self.told: Any = None
         if case.frozen:

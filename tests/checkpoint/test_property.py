@@ -36,6 +36,15 @@ def test_what_is_restored_is_what_was_saved_and_trains_on_as_the_unbroken_run(tm
     assert wrong == [], "\n".join(wrong)
 
 
+@pytest.mark.parametrize("orig", [False, True])
+def test_fsdp1_is_resumed_where_a_block_was_never_trained(tmp_path, orig):
+    way = Way(2, "fsdp1", (0,), "", backwards=False, orig=orig)
+    case = replace(drawn(SEED, 0), optimizer="adam", groups=1, steps=2, saved=way, restored=way, unused=True)
+    case = replace(case, shared=False, scalar=False, frozen=False)
+    run(property_ranks.save_all, tmp_path, [case], lambda case: case.saved)
+    assert run(property_ranks.restore_all, tmp_path, [case], lambda case: case.restored) == {2: []}
+
+
 @pytest.mark.parametrize("kind", ["plain", "fsdp2"])
 def test_an_optimizer_that_loads_another_thing_than_it_was_given_is_seen(tmp_path, kind):
     way = Way(2 if kind == "fsdp2" else 1, kind, (), "", backwards=False, orig=False)
