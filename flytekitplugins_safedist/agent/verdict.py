@@ -7,6 +7,7 @@ platform's own budget there are three by default).
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ def _opening(cause: RankOutcome, failure: Failure, *, returned: Sequence[int], n
     if failure is Failure.PEER_LOST and returned:
         return _RETURNED.format(returned=_listed(returned)), _RETURNED_HINT
     waits = failure in (Failure.PEER_LOST, Failure.NOT_MET, Failure.TIMED_OUT) and nodes > 1
+    if waits and raised is not None and _AT_LOOPBACK.search(raised.message):
+        return row.opening, _LOOPBACK_HINT
     return row.opening, "; or ".join(filter(None, (row.hint, _NETWORK_HINT if waits else "")))
 
 
@@ -119,6 +122,12 @@ _RETURNED = "{returned} finished early, and the others then lost the connection 
 _RETURNED_HINT = (
     "let every rank take part in the same number of collective operations (uneven data: drop the last batch, or "
     "torch's Join), or end the function with a barrier"
+)
+# Gloo tells the others the address of its host's name, and a rank that calls it calls itself.
+_AT_LOOPBACK = re.compile(r"connectFullMesh failed.*remote=\[(127\.|::1\])", re.DOTALL)
+_LOOPBACK_HINT = (
+    "on a node its own name leads to a loopback address (hostNetwork, a line of /etc/hosts), which gloo has told the "
+    'others. Name an interface that all have: @task(environment={"GLOO_SOCKET_IFNAME": "eth0"}) (ip -brief address)'
 )
 _NETWORK_HINT = "look at the network between the nodes (NCCL_DEBUG=INFO, the NIC's counters), and at their timeouts"
 

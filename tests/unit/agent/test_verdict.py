@@ -236,3 +236,17 @@ def test_a_failure_is_told_in_one_text_that_fits_and_is_read_again():
     assert (read.rank, read.raised.type, disk) == (long.rank, "RuntimeError", "2 GiB")
     assert (cause.machine, cause.where) == ("machine", "node 0 (host here, Kubernetes node machine)")
     assert told_by(replace(cause, text="")) is None
+
+
+@pytest.mark.parametrize("failure", [Failure.NOT_MET, Failure.PEER_LOST])
+def test_who_was_told_a_loopback_address_by_another_node_hears_of_names_not_of_the_network(failure):
+    text = (
+        "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out "
+        "connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:16794$0"
+    )
+    cause = failed(of=raised("RuntimeError", text, failure=failure))
+    many, one = (str(judge(cause, OVER, disk=DISK, nodes=nodes).error) for nodes in (2, 1))
+    assert "its own name leads to a loopback address" in many
+    assert 'GLOO_SOCKET_IFNAME": "eth0"' in many
+    assert "without world_size" not in many
+    assert "loopback" not in one
