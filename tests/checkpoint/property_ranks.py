@@ -101,7 +101,7 @@ def drawn(seed: int, number: int) -> Case:
         tied=die.random() < 0.3,
         scalar=die.random() < 0.5 and not is_sharded,
         frozen=die.random() < 0.3 and all(way.orig for way in ways if way.kind == "fsdp1"),
-        # FSDP1's functions fail where some parameters of one unit have a state and others none.
+        # FSDP1 cannot load a state of some parameters of one unit alone.
         unused=die.random() < 0.3 and "ddp" not in kinds and all(way.wrapped for way in ways if way.kind == "fsdp1"),
         dtype=die.choice([torch.float64, torch.float64, torch.float32, torch.bfloat16]),
         optimizer=die.choice(optimizers),
