@@ -53,6 +53,7 @@ class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         resume_from: str | None = None,
     ) -> None:
         self.checkpoints = Checkpoints(where, every=every, keep=keep, resume_from=resume_from)
+        self._saved = 0
 
     def newest(self) -> str | None:
         """The newest checkpoint, in a directory of this node; None where there is none. A collective."""
@@ -75,6 +76,11 @@ class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         if self.checkpoints.should_save(state.global_step - 1) or state.global_step >= state.max_steps:
             control.should_save = True
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """An epoch is over, or another callback has ended the training in it: then this was the last step."""
+        if control.should_training_stop and state.global_step != self._saved:
+            control.should_save = True
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The trainer has made a checkpoint."""
         made, rank = Path(args.output_dir) / f"checkpoint-{state.global_step}", args.process_index
@@ -82,6 +88,7 @@ class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         mine = {name: _mapped(made / name) for name in names if _rank_of(name, args.world_size) == rank}
         files = {"files": of_rank_0(mine), "own": per_rank({} if rank == 0 else mine)}
         self.checkpoints.save(state.global_step - 1, files, force=True)
+        self._saved = state.global_step
         if made != Path(state.best_model_checkpoint or ""):
             for name in mine:  # others may still copy theirs, where the ranks share the directory
                 (made / name).unlink()

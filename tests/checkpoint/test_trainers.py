@@ -94,3 +94,11 @@ def test_the_best_model_of_transformers_stays_however_its_directory_is_written(t
     places = str(tmp_path / "place"), f"{tmp_path}/./scratch"
     ((_, _, left),) = lives("by_transformers", *places, stops=(), **best)
     assert "model.safetensors" in left
+
+
+def test_transformers_that_is_ended_by_another_callback_is_saved(tmp_path):
+    """As by EarlyStoppingCallback, after an evaluation."""
+    places = str(tmp_path / "place"), str(tmp_path / "scratch")
+    (told,) = lives("by_transformers", *places, stops=(), ends=5, eval_strategy="steps", eval_steps=5)
+    assert told[1] == 5
+    assert Checkpoints(places[0]).steps() == [2, 4]

@@ -92,8 +92,8 @@ def by_lightning(place: str, stop: int, **options: Any) -> Any:
     return told, trainer.global_step, monitor.wait_count
 
 
-def by_transformers(place: str, scratch: str, stop: int, **options: Any) -> Any:
-    """The same; of each step its number, learning rate and loss."""
+def by_transformers(place: str, scratch: str, stop: int, ends: int = -1, **options: Any) -> Any:
+    """The same; of each step its number, learning rate and loss. A callback ends the training after ``ends`` steps."""
     warnings.simplefilter("ignore")
     logging.getLogger("transformers").setLevel("ERROR")
     set_seed(1)
@@ -108,6 +108,10 @@ def by_transformers(place: str, scratch: str, stop: int, **options: Any) -> Any:
                 if len(told) == stop:
                     saves.checkpoints.wait()
                     raise BrokenOffError
+
+    class Ends(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == ends
 
     class Adds(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -125,7 +129,7 @@ def by_transformers(place: str, scratch: str, stop: int, **options: Any) -> Any:
     data = [{"input_ids": row, "labels": row} for row in tokens]
     saves = SafedistCallback(place, every=3)
     trainer = Trainer(
-        model=model, args=arguments, train_dataset=data, eval_dataset=data, callbacks=[Adds(), saves, Tells()]
+        model=model, args=arguments, train_dataset=data, eval_dataset=data, callbacks=[Adds(), saves, Tells(), Ends()]
     )
     newest = saves.newest()
     assert newest is None or (Path(newest) / ADAPTER).exists()
@@ -133,4 +137,5 @@ def by_transformers(place: str, scratch: str, stop: int, **options: Any) -> Any:
         trainer.train(resume_from_checkpoint=newest)
     except BrokenOffError:
         return told, -1, 0
+    saves.checkpoints.wait()
     return told, trainer.state.global_step, sorted(path.name for path in Path(scratch).rglob("*.safetensors"))
