@@ -363,8 +363,15 @@ def _is_sharded(item: Mapping[str, Any]) -> bool:
 
 
 def _refuse_another(name: str, model: torch.nn.Module, live: Mapping[Path, Any], items: Items) -> None:
-    """Raise CheckpointError where a model has other tensors, before any is overwritten. The sizes of its buffers and of
-    its extra states are its own affair."""
+    """Raise CheckpointError where a model has other tensors, or no memory for them, before any is overwritten. The
+    sizes of its buffers and of its extra states are its own affair."""
+    if any(each.is_meta for each in model.parameters()):
+        raise CheckpointError(
+            "nothing can be read into a model that is on the meta device",
+            where={"state": name},
+            hint='give it memory before: model.to_empty(device="cuda"), after fully_shard(); and set the buffers that '
+            "are in no state_dict (persistent=False)",
+        )
     buffers = {each.data_ptr() for each in model.buffers()}
     loose = {path for path in (*live, *items) if "_extra_state" in flat(path)}
     loose |= {path for path in {*live} - loose if not is_tensor(live[path])}

@@ -470,6 +470,17 @@ def test_another_model_is_refused_and_nothing_is_loaded(three):
     assert torch.equal(model[0].weight, before)
 
 
+def test_a_model_that_has_no_memory_yet_is_refused_and_told_what_is_to_come_first(place):
+    with Checkpoints(place, every=None) as ckpt:
+        ckpt.save(0, {"model": torch.nn.Linear(2, 2)}, force=True)
+    with torch.device("meta"):
+        model = torch.nn.Linear(2, 2)
+    with pytest.raises(CheckpointError, match="on the meta device") as refused:
+        Checkpoints(place).restore({"model": model})
+    assert "to_empty" in str(refused.value)
+    assert Checkpoints(place).restore({"model": model.to_empty(device="cpu")}) == 1
+
+
 def test_torchs_own_tools_read_it(three, tmp_path):
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
