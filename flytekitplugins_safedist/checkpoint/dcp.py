@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from ..compat import torch as torch_inside
 from ..errors import CheckpointError
-from .group import JobRanks
+from .group import JobRanks, of_rank
 from .pieces import Path, Piece, dtype_of, flat, parts, without_autograd
 from .saves import METADATA, DamagedError, Manifest, read_manifest
 from .state import is_trained, path_of, targets, tree_of
@@ -266,7 +266,8 @@ class SavedFiles:
             )
         own = [name for name in state if name in manifest.per_rank]
         if not own or manifest.world_size == ranks.size:
-            return {name: f"{name}@{ranks.rank}" if name in own else name for name in state}
+            whose = {name: each.rank for name, each in state.items() if isinstance(each, of_rank)}
+            return {name: f"{name}@{whose.get(name, ranks.rank)}" if name in own else name for name in state}
         seen = f"{manifest.world_size} ranks have saved their own, and there are {ranks.size} now"
         if trained := [name for name in own if is_trained(state[name])]:
             raise CheckpointError(

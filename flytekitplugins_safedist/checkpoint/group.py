@@ -45,6 +45,19 @@ class of_rank_0(per_rank):
     """Marks a value that rank 0 alone has, and that every rank gets back that asks for it."""
 
 
+class of_rank(per_rank):
+    """Marks a value for a restore: what the rank of that number has saved there, as its own.
+
+    Args:
+        rank: its number.
+        value: as of :class:`per_rank`.
+    """
+
+    def __init__(self, rank: int, value: Any) -> None:
+        super().__init__(value)
+        self.rank = rank
+
+
 class JobRanks:
     """All ranks of this life of the job. Made by each of them, in the same order.
 

@@ -20,7 +20,7 @@ from ..rank import context
 from ..record.writer import RECORDER
 from ..texts import named
 from . import agreement, places, saves
-from .group import JobRanks, failed_elsewhere, failure_of, is_told
+from .group import JobRanks, failed_elsewhere, failure_of, is_told, of_rank
 from .saves import DamagedError, Manifest
 from .store import Store
 
@@ -127,9 +127,9 @@ class Checkpoints:
                 damage = self._load(source, name, state)
                 if damage is None:
                     self._resume(name, step, is_here=source is store)
-                    self._say(
-                        f"resumed from {source.url}/{name} in {time.monotonic() - began:.1f} s; saves go to {store.url}"
-                    )
+                    if not all(isinstance(value, of_rank) for value in state.values()):
+                        took = f"{time.monotonic() - began:.1f} s"
+                        self._say(f"resumed from {source.url}/{name} in {took}; saves go to {store.url}")
                     return saves.step_of(name) + 1
                 damaged[name] = damage
                 self._damaged.add(name)

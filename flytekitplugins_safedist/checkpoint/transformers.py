@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from transformers import TrainerCallback
 
 from ..fs import barrier, once_per_node
 from ..fs.identity import current_identity
-from .group import of_rank_0, per_rank
+from .group import of_rank, of_rank_0, per_rank
 from .manager import Checkpoints
 
-_OF_RANK = re.compile(r"(?:rng_state_|__|.*?rank_)(\d+)[._].*")
+_OF_RANK = re.compile(r"(?:rng_state_|__|.*?rank_?)(\d+)[._].*")
 """Names of what each rank writes of its own: random numbers, parts of FSDP's and DeepSpeed's."""
 
 _CALLS = itertools.count()
@@ -35,7 +36,8 @@ class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         trainer.train(resume_from_checkpoint=callback.newest())
 
     Rank 0's files are read by the first rank of each node; what other ranks have written goes back to them, where there
-    are as many as there were. What is handed on is removed from ``output_dir``, but for the best one.
+    are as many as there were, and parts of a sharded checkpoint to every node. What is handed on is removed from
+    ``output_dir``, but for the best one.
 
     Args:
         where, every, keep, resume_from: as of :class:`~.manager.Checkpoints`. Steps are the trainer's.
@@ -65,11 +67,24 @@ class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         # Each call has a directory of its own: of two saves in one, files of the first would stay among the second's.
         key = f"safedist-newest/{next(_CALLS)}"
         directory = Path(once_per_node(key, lambda: tempfile.mkdtemp(prefix="newest-")))
-        for name, data in {**files.value, **own.value}.items():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            data.numpy().tofile(directory / name)
+        _write(directory, {**files.value, **own.value})
         barrier("safedist-newest")
+        if me.nnodes > 1 and any(map(_is_part_of_rank_0, directory.rglob("*"))):  # which every node has
+            self._fetch_parts(directory)
         return str(directory)
+
+    def _fetch_parts(self, directory: Path) -> None:
+        """Fetch what ranks of other nodes have written, one after the other, for they are large. A collective.
+
+        torch's DCP spreads what all ranks hold alike over the parts of all; DeepSpeed looks whether all are there.
+        """
+        me = current_identity()
+        for rank in range(me.world_size):
+            theirs = of_rank(rank, {})
+            is_here = me.rank <= rank < me.rank + me.local_world_size
+            self.checkpoints.restore({"own": theirs} if me.local_rank == 0 and not is_here else {})
+            _write(directory, theirs.value)
+        barrier("safedist-newest")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A step is done; the last one is saved in any case."""
@@ -92,6 +107,17 @@ class SafedistCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         if made != Path(state.best_model_checkpoint or ""):
             for name in mine:  # others may still copy theirs, where the ranks share the directory
                 (made / name).unlink()
+
+
+def _is_part_of_rank_0(path: Path) -> bool:
+    match = _OF_RANK.fullmatch(path.name)
+    return match is not None and int(match[1]) == 0 and not path.name.startswith("rng_state_")
+
+
+def _write(directory: Path, files: Mapping[str, torch.Tensor]) -> None:
+    for name, data in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        data.numpy().tofile(directory / name)
 
 
 def _rank_of(name: str, ranks: int) -> int:

@@ -8,7 +8,7 @@ import functools
 import pytest
 
 from flytekitplugins_safedist.checkpoint import Checkpoints
-from tests.fs.ranks import Process
+from tests.fs.ranks import Process, meeting_point, processes, rank_env
 
 EPOCH = 7
 """Steps in it, the last one of a batch that is not full."""
@@ -102,3 +102,24 @@ def test_transformers_that_is_ended_by_another_callback_is_saved(tmp_path):
     (told,) = lives("by_transformers", *places, stops=(), ends=5, eval_strategy="steps", eval_steps=5)
     assert told[1] == 5
     assert Checkpoints(places[0]).steps() == [2, 4]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_each_node_has_all_parts_of_a_sharded_checkpoint_of_transformers(tmp_path, sharded):
+    """torch's DCP spreads what all ranks hold alike over the parts of all: a rank of one node reads those of others."""
+    from tests.checkpoint import trainer_ranks
+
+    written = [{f"rng_state_{rank}.pth": b"%d" % rank} for rank in range(2)]
+    written[0]["config.json"] = b"{}"
+    if sharded:
+        written[0]["fsdp/.metadata"] = b"where"
+        for rank in range(2):
+            written[rank][f"fsdp/__{rank}_0.distcp"] = written[rank][f"fsdp_rank{rank}.bin"] = b"part %d" % rank
+    meeting = meeting_point()
+    envs = [{**rank_env(rank, 2, per_node=1), **meeting} for rank in range(2)]
+    places = str(tmp_path / "place"), str(tmp_path / "node")
+    works = [(trainer_ranks.hand_on, places[0], f"{places[1]}-{rank}", rank, 2, written[rank]) for rank in range(2)]
+    with processes(works, envs) as ranks:
+        nodes = [rank.outcome(within=300).get() for rank in ranks]
+    both = {**written[0], **written[1]}
+    assert nodes == [both if sharded else written[0], both]

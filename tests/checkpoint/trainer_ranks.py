@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # Imported before processes are forked from the test's: each would take seconds for it.
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from flytekitplugins_safedist.checkpoint import ResumableSampler
 from flytekitplugins_safedist.checkpoint.lightning import SafedistCheckpoint
 from flytekitplugins_safedist.checkpoint.transformers import SafedistCallback
+from tests.checkpoint.saving import reach_stores
 
 ADAPTER = "adapter_rank_16.json"
 """A file of the user's in a checkpoint, whose name has a number that is no rank's."""
@@ -139,3 +142,19 @@ def by_transformers(place: str, scratch: str, stop: int, ends: int = -1, **optio
         return told, -1, 0
     saves.checkpoints.wait()
     return told, trainer.state.global_step, sorted(path.name for path in Path(scratch).rglob("*.safetensors"))
+
+
+def hand_on(place: str, scratch: str, rank: int, ranks: int, written: dict[str, bytes]) -> dict[str, bytes]:
+    """What a rank finds again of what all have handed on: ``written`` is what the trainer has made on its node."""
+    reach_stores()
+    dist.init_process_group("gloo")
+    made = Path(scratch) / "checkpoint-1"
+    for name, data in written.items():
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_bytes(data)
+    saves = SafedistCallback(place)
+    arguments = SimpleNamespace(output_dir=scratch, process_index=rank, world_size=ranks)
+    saves.on_save(arguments, SimpleNamespace(global_step=1, best_model_checkpoint=None), None)
+    saves.checkpoints.wait()
+    newest = Path(SafedistCallback(place).newest() or "")
+    return {str(path.relative_to(newest)): path.read_bytes() for path in newest.rglob("*") if path.is_file()}
