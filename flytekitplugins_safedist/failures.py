@@ -430,11 +430,21 @@ def evidence(error: BaseException, say: Callable[[BaseException], str]) -> list[
             (each.__cause__, is_cause, is_hidden),
             (each.__context__, is_cause and forgets, is_hidden or each.__suppress_context__),
             *((member, False, is_hidden) for member in (members if isinstance(members, (tuple, list)) else ())),
+            *((member, False, is_hidden) for member in failures_of_ranks(each).values()),
         ]
         for one, as_cause, as_hidden in below:
             if isinstance(one, BaseException) and id(one) not in met:
                 met.add(id(one))
                 todo.append((one, depth + 1, as_cause, as_hidden, forgets))
+    return found
+
+
+def failures_of_ranks(error: BaseException) -> dict[int, BaseException]:
+    """Of what torch.distributed.checkpoint raises in every rank: what those that have failed have raised, by rank."""
+    found: dict[int, BaseException] = {}
+    if type(error).__name__ == "CheckpointException":
+        with suppress(Exception):  # another library's may have this name
+            found = {rank: pair[0] for rank, pair in error.failures.items()}  # type: ignore[attr-defined]
     return found
 
 

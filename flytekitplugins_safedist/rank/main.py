@@ -184,7 +184,8 @@ class RankProcess:
     def _fail(self, error: BaseException) -> None:
         shown = recording.shown(error)
         self._recorder.close(failed=True)
-        raised = recording.record(error, shown, world_size=self._order.context.world_size)
+        me = self._order.context
+        raised = recording.record(error, shown, rank=me.rank, world_size=me.world_size)
         left = self.end(Status.RAISED, raised, self._page.step).raised
         if left is not None and not isinstance(error, KeyboardInterrupt):  # nobody wants to read where that was
             # The rank's log is where a user looks first; a text is cut there as it is in the verdict.

@@ -30,8 +30,10 @@ _CAUGHT = re.compile(r"Caught (\w+) in DataLoader worker process (\d+)\.\n")
 
 
 def _message(raised: Raised) -> str:
-    """What it says; of what torch raises again for a DataLoader's worker, the worker's own words, which are the last of
-    many lines: the traceback has them all."""
+    """What it says; of what torch raises again for a DataLoader's worker, or for a rank in a checkpoint, their own
+    words, which are the last of many lines: the traceback has them all."""
+    if raised.message.startswith("CheckpointException ranks:"):
+        return raised.message.rstrip().rpartition("\n")[2]
     caught = _CAUGHT.match(raised.message)
     if caught is None:
         return raised.message

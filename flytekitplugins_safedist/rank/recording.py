@@ -17,8 +17,8 @@ from .users_code import imported
 _CODE_CHARACTERS = 200
 
 
-def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
-    """An exception as text, with its traceback as it is to be ``shown``, of one of ``world_size`` ranks."""
+def record(error: BaseException, shown: str, *, rank: int = 0, world_size: int = 1) -> Raised:
+    """An exception as text, with its traceback as it is to be ``shown``, of a rank of ``world_size``."""
     name = type(error).__qualname__
     module = type(error).__module__
     qualified = name if module in ("builtins", "__main__") else f"{module}.{name}"
@@ -28,6 +28,9 @@ def record(error: BaseException, shown: str, *, world_size: int = 1) -> Raised:
     failure = failures.of_exception(links, world_size=world_size)
     is_platforms = failures.ROWS[failure].payer is failures.Payer.FLYTE
     of_another = any(isinstance(each, SafedistError) and each.of_another for each, _ in pairs)
+    of_another = of_another or any(
+        rank not in found for each, _ in pairs if (found := failures.failures_of_ranks(each))
+    )
     return Raised(
         type=qualified[:_CODE_CHARACTERS],
         message=message,

@@ -283,3 +283,15 @@ def test_what_a_loaders_worker_said_stands_in_the_first_line() -> None:
     assert text.count("Original Traceback") == 1, "in the traceback alone"
     cut = "Caught BadSample in DataLoader worker process 3.\nOriginal Traceback ..."
     assert f"raised BadSample: {cut}" in describe(failed(of=raised("BadSample", cut)))
+
+
+def test_what_torchs_checkpoints_raise_has_the_first_line_of_the_rank_that_failed() -> None:
+    text = (
+        "CheckpointException ranks:dict_keys([2])\nTraceback (most recent call last): (RANK 2)\n"
+        '  File "filesystem.py", line 424, in write\n    data = planner.resolve_data(item)\n'
+        "OSError: [Errno 5] Input/output error\n"
+    )
+    shown = describe(failed(of=raised("torch.distributed.checkpoint.api.CheckpointException", text)))
+    assert (
+        "raised torch.distributed.checkpoint.api.CheckpointException: OSError: [Errno 5] Input/output error\n" in shown
+    )

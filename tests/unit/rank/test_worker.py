@@ -13,6 +13,7 @@ import signal
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from traceback import StackSummary
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from flytekit.exceptions.system import FlyteDownloadDataException
 from flytekit.exceptions.user import FlyteRecoverableException
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.api import CheckpointException
 
 from flytekitplugins_safedist.errors import (
     CheckpointError,
@@ -153,6 +155,13 @@ def test_errnos_are_collected_along_the_chain_of_causes() -> None:
     handling.__context__ = full
     assert recording.record(handling, "").errnos == (errno.ENOSPC,)
     assert recorded(OSError("no number")).errnos == ()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_what_torchs_checkpoints_raise_in_every_rank_is_of_the_ranks_that_failed(rank: int) -> None:
+    everywhere = CheckpointException("write", {2: (OSError(errno.EIO, "Input/output error"), StackSummary())})
+    left = recording.record(everywhere, "", rank=rank, world_size=3)
+    assert (left.failure, left.of_another) == (Failure.NODE_DISK, rank == 0)
 
 
 def test_a_suppressed_context_is_no_cause() -> None:
