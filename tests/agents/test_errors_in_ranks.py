@@ -60,6 +60,14 @@ def test_what_the_users_own_work_raises_is_the_users_whatever_it_is_and_the_rank
     assert "The above exception was the direct cause" in message
 
 
+def test_of_what_torchs_checkpoints_raise_in_all_ranks_the_one_that_failed_is_the_cause(warm, tmp_path):
+    code, pays, message = uploaded(warm, tmp_path, "", "torch_saves")
+    assert (code, pays) == ("SYSTEM:NodeDisk", FLYTE)
+    first, *_ = message.splitlines()
+    assert first.startswith("rank 1 ")
+    assert first.endswith("CheckpointException: OSError: [Errno 5] Input/output error")
+
+
 @pytest.mark.parametrize(
     ("how", "times"), [("killed by the kernel's out-of-memory killer", "xx"), ("no such file", "x")]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -74,3 +75,20 @@ def the_one_raises() -> None:
 def work_fails() -> None:
     """The work that one rank does for both fails, as work of a user's own."""
     _own_work_loses_a_connection()
+
+
+class _NotWritten:
+    """What a disk that fails makes of a value as it is written."""
+
+    def __reduce__(self) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, max_restarts=0, timeouts=Timeouts(stop=0.5, exit=0.5)))
+def torch_saves() -> None:
+    import torch.distributed as dist
+    from torch.distributed import checkpoint as dcp
+
+    dist.init_process_group("gloo")
+    failing = {"step": _NotWritten()} if current_rank().rank == 1 else {}
+    dcp.save(failing, checkpoint_id=Path.cwd() / "save")
