@@ -188,11 +188,17 @@ SAVING = Timeouts(stop=0.1, exit=0.5, preemption=float(os.environ.get("TEST_PREE
 
 @task(task_config=SafeTorch(nproc_per_node=1, timeouts=SAVING))
 def saves_in_its_handler() -> None:
-    """The rank has a handler of its own for SIGTERM, which takes longer than ``Timeouts.stop``."""
+    """The rank has a handler of its own for SIGTERM, which takes longer than ``Timeouts.stop``, and ends its step."""
+    from torch.utils.data import DataLoader
+
+    batches = iter(DataLoader(range(100), num_workers=1, prefetch_factor=1))  # type: ignore[arg-type]
+    next(batches)
 
     def save(*_: object) -> None:
         say("saves")
         wait_for_word()
+        for _ in range(5):  # of a worker that is told to end, too, there is one more at most
+            next(batches)
         print("all is saved")
         raise SystemExit(3)
 
