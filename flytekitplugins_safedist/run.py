@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .errors import ConfigError, PayloadError, RankFailedError, SafedistError
+from .hangs.stacks import raised_at
 from .rank import context
 
 
@@ -43,8 +44,9 @@ class ScriptStatusError(SystemExit):
         super().__init__(leaving.code)
         status = _status(leaving)
         self.error_code = f"USER:ScriptStatus{status}"
-        words = "" if isinstance(leaving.code, int) else f": {leaving.code}"
-        self.words = f"{Path(script).name} ended with status {status}{words}"
+        words = "" if leaving.code is None or isinstance(leaving.code, int) else f": {leaving.code}"
+        at = raised_at(leaving)
+        self.words = f"{Path(script).name} ended with status {status}{at and f', at {at}'}{words}"
 
 
 def _status(leaving: SystemExit) -> int:

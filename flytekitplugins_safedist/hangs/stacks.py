@@ -10,6 +10,7 @@ import os
 import re
 import sysconfig
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
@@ -205,7 +206,19 @@ def crashed_at(text: str) -> str:
     _, mark, last = text.rpartition("Fatal Python error: ")
     _, _, current = last.partition("Current thread ") if mark else ("", "", "")
     current = _THREAD.split(current)[0]
-    frames = [Frame(file, int(line) if line.isdigit() else 0, name) for file, line, name in _FRAME.findall(current)]
+    return _led_by(
+        Frame(file, int(line) if line.isdigit() else 0, name) for file, line, name in _FRAME.findall(current)
+    )
+
+
+def raised_at(error: BaseException) -> str:
+    """Where an exception was raised, in the same words; "" where it was not."""
+    trace = reversed(list(traceback.walk_tb(error.__traceback__)))
+    return _led_by(Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in trace)
+
+
+def _led_by(calls: Iterable[Frame]) -> str:
+    frames = list(calls)
     installed = ("/site-packages/", "/dist-packages/", _OURS, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
     own = [frame for frame in frames if not any(part in frame.file for part in installed)]
     return next((frame.short for frame in (*own, *frames)), "")

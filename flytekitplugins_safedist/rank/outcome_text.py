@@ -66,9 +66,9 @@ def describe(outcome: RankOutcome) -> str:
         place = f"{node} ({outcome.host}) cannot begin: it"
     if outcome.raised is not None:
         raises = f" {_loss(outcome)}raised {_class(outcome.raised)}"
-        text = f"{place}{'' if outcome.raised.is_agents else raises}: {_message(outcome.raised)}"
-        frames = _frames(outcome.raised)
-        text += f"\n\n{frames}" if frames else ""
+        said, frames = _message(outcome.raised), _frames(outcome.raised)
+        text = f"{place}{'' if outcome.raised.is_agents else raises}{said and f': {said}'}"
+        text += f"\n\n{frames}" if frames not in said else ""  # of sys.exit("text") they are that text
     elif outcome.status is Status.KILLED:
         reason = _OUT_OF_MEMORY if outcome.out_of_memory else how_ended(outcome.exit_code)
         name, colon, why = reason.partition(": ")

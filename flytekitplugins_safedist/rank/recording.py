@@ -10,6 +10,7 @@ from types import TracebackType
 
 from .. import failures
 from ..errors import SafedistError
+from ..hangs.stacks import raised_at
 from ..texts import ask, said
 from .outcome import Raised
 from .users_code import imported
@@ -48,7 +49,8 @@ def _message(error: BaseException) -> str:
         if isinstance(words := vars(error).get("words"), str):  # of a script (:mod:`..run`)
             return words
         code = ask(lambda: repr(error.code), lambda: "...")
-        return f"the task function called sys.exit({code}) instead of returning a value"
+        at = raised_at(error)
+        return f"the task function called sys.exit({code}) instead of returning a value{at and f', at {at}'}"
     return said(error)
 
 

@@ -34,7 +34,10 @@ LINE_OF_A_SIGNAL = 1 + BEFORE_A_SIGNAL.count("\n")
     [
         ("long", "ValueError: 語語", "is the reason"),
         ("surrogate", "FileNotFoundError: no caf\\udce9.txt", ""),
-        ("sys.exit", "SystemExit: the task function called sys.exit(7) instead of returning a value", ""),
+        (
+            *("sys.exit", "SystemExit: the task function called sys.exit(7) instead of returning a value"),
+            ", at job_failing.py:",
+        ),
     ],
 )
 def test_the_users_error_is_uploaded_whatever_its_class_length_and_letters(warm, tmp_path, how, begins, ends):

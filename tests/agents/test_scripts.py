@@ -52,9 +52,9 @@ def test_a_failure_that_refuses_another_traceback_is_the_scripts_all_the_same(wa
 @pytest.mark.parametrize(
     ("arguments", "code", "seen"),
     [
-        (["--lr", "3", "--ends", "with 3"], 3, "script_of_a_user.py ended with status 3"),
+        (["--lr", "3", "--ends", "with 3"], 3, "script_of_a_user.py ended with status 3, at script_of_a_user.py:"),
         (["--lr", "3", "--ends", "at once with 3"], 3, "ended with exit code 3"),
-        ([], 2, "script_of_a_user.py ended with status 2"),
+        ([], 2, "script_of_a_user.py ended with status 2, at script_of_a_user.py:"),
     ],
     ids=["exit", "os._exit", "usage"],
 )

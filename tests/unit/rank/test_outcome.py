@@ -225,6 +225,18 @@ def test_a_node_that_cannot_begin_is_told_as_such(node_rank: int, node: str) -> 
     assert text == f"{node} (n0) cannot begin: it raised ValueError: no scratch\n\nT"
 
 
+def test_an_exception_that_says_nothing_is_named_by_its_class_alone() -> None:
+    text = describe(failed(3, of=raised("MemoryError", message="", traceback="T")))
+    assert text.splitlines()[0].endswith(" raised MemoryError")
+
+
+def test_what_sys_exit_was_given_is_told_once() -> None:
+    text = describe(
+        failed(3, of=raised("SystemExit", message="it ended with status 1: no data", traceback="no data\n"))
+    )
+    assert text.count("no data") == 1
+
+
 def test_what_is_known_of_memory_is_told_behind_the_cause_of_a_kill() -> None:
     assert describe(outcome(2, Status.KILLED, exit_code=-9, out_of_memory=True, memory="8 of 8 GiB")) == (
         "rank 2 (local_rank 2) on node 0 (n0) was killed by SIGKILL: the kernel's out-of-memory killer\n\n8 of 8 GiB"

@@ -5,6 +5,7 @@ How a rank runs, in processes of its own, is tested with the others of its job i
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import os
@@ -38,6 +39,7 @@ from flytekitplugins_safedist.rank.fork import Reads, die_with_parent
 from flytekitplugins_safedist.rank.order import RankOrder
 from flytekitplugins_safedist.rank.outcome import Raised, RankOutcome, Status
 from flytekitplugins_safedist.rank.places import RankFiles
+from flytekitplugins_safedist.run import ScriptStatusError
 from tests.harness.outcomes import SIXTH, rank_at
 from tests.harness.procs import DEADLINE
 
@@ -124,7 +126,17 @@ def test_whose_fault_it_is_and_whether_it_repeats() -> None:
 
 
 def test_sys_exit_in_the_function_is_said_to_be_that() -> None:
-    assert recorded(SystemExit(0)).message == "the task function called sys.exit(0) instead of returning a value"
+    said = "the task function called sys.exit(0) instead of returning a value"
+    assert recording.record(SystemExit(0), "").message == said
+
+
+def test_of_sys_exit_it_is_said_which_line_of_the_users_led_there() -> None:
+    parser = argparse.ArgumentParser()
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args(["--no-such"])
+    line = f"{Path(__file__).name}:{caught.traceback[0].lineno + 1} in {caught.traceback[0].name}"
+    assert recorded(caught.value).message.endswith(f"sys.exit(2) instead of returning a value, at {line}")
+    assert ScriptStatusError("train.py", caught.value).words == f"train.py ended with status 2, at {line}"
 
 
 @pytest.mark.parametrize(("status", "text"), [("no data", "no data\n"), (3, ""), (None, "")])
