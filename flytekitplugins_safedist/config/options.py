@@ -280,8 +280,10 @@ _DIFFERENT = {
 
 
 def _instead(name: str, fields: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, fields, 1)
-    return _DIFFERENT.get(name) or (f"did you mean {near[0]}?" if near else "leave it out")
+    names = [each for each in fields if each != "self"]
+    near = difflib.get_close_matches(name, names, 1) or [each for each in names if each.startswith(name)]
+    there = f"leave it out; there are {', '.join(names)}"
+    return _DIFFERENT.get(name) or (f"did you mean {near[0]}?" if near else there)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -623,7 +623,7 @@ class Coordinator:
     def _what_it_costs(self) -> str:
         last, number = self.books.last, self.books.number
         if self._judge(1) is not None:
-            return f"round {number} is over ({last.why})"
+            return f"round {number} is over: {last.why}"  # in the words of _end_round: news is told once
         if last.costs == "restart":
             return self.books.restart_text(last, self.rules.max_restarts)
         return f"round {number} is over ({last.why}); the next begins when every node is there"

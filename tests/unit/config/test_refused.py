@@ -540,8 +540,10 @@ def test_a_field_that_is_misspelled_is_refused_with_the_one_that_is_near() -> No
         ConfigError, match=r"nproc_pernode=2 is no field of SafeHorovod \(did you mean nproc_per_node\?\)"
     ):
         SafeHorovod(nproc_pernode=2)
-    with pytest.raises(ConfigError, match=r"zzz=2 is no field of SafeTorch \(leave it out\)"):
-        SafeTorch(zzz=2)
+    with pytest.raises(ConfigError, match=r"np=2 is no field of SafeTorch \(did you mean nproc_per_node\?\)"):
+        SafeTorch(np=2)
+    with pytest.raises(ConfigError, match=r"gpus=2 is no field of SafeTorch \(leave it out; there are nnodes, nproc_"):
+        SafeTorch(gpus=2)
 
 
 # --- classes of the user's own ----------------------------------------------------------------------------------------

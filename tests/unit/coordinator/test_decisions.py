@@ -488,6 +488,15 @@ def test_the_root_cause_is_the_earliest_failure_that_speaks_for_itself(failures,
     assert job.it.verdict.cause.text == f"ValueError on {root}"
 
 
+def test_a_failure_that_ends_the_job_is_news_once():
+    job = begun(replace(FIXED, max_restarts=0))
+    job.fail("b")
+    said = job.wants["c"].course.news
+    job.follow()
+    assert job.it.verdict.kind == "failed"
+    assert job.it.course.news == said == "round 0 is over: rank 1 failed (ValueError) on node b"
+
+
 def test_a_cause_is_known_however_long_its_node_takes_to_end():
     job = begun(replace(FIXED, max_restarts=0))
     job.fail("c", "ConnectionError", echo=4)
