@@ -157,7 +157,10 @@ def main() -> None:
     """``python -m flytekitplugins_safedist.run``; exits with the script's own status where that is not 0, with 1 where
     a rank has failed otherwise, and with 2 at wrong usage."""
     parser = _parser()
-    options = parser.parse_args()
+    options, others = parser.parse_known_args()
+    if others:
+        leave_out = "leave out torchrun's and horovodrun's own: all ranks are on this machine; several nodes are a task"
+        parser.error(f"unrecognized arguments: {' '.join(others)} ({leave_out})")
     kind = "module" if options.module else "program" if options.no_python else "script"
     if kind == "script" and not Path(options.script).is_file():
         parser.error(f"there is no such file: {Path(options.script).absolute()}")

@@ -125,6 +125,7 @@ def test_a_script_has_all_variables_that_torchrun_sets(warm, tmp_path):
     [
         ([], "the following arguments are required: script\n"),
         (["no_such_script.py"], "there is no such file: "),
+        (["--standalone", "--nnodes=1", SCRIPT], "--standalone --nnodes=1 (leave out torchrun's and horovodrun's own"),
         (["--nproc-per-node", "0", SCRIPT], "nproc_per_node=0 is not a number of ranks"),
     ],
 )
