@@ -118,7 +118,8 @@ ROWS: dict[Failure, Row] = {
         "storage)",
         repeats=True,
         opening="rank {rank} ran out of disk space. Scratch is {scratch}\n\n",
-        hint="write less, give the task more ephemeral storage, or move scratch to a larger volume (Scratch(path=...))",
+        hint="write less, give the task more ephemeral storage, or move scratch to a larger volume (Scratch(path=...) "
+        "or SAFEDIST_SCRATCH_ROOT)",
     ),
     Failure.FULL_SHARED_MEMORY: Row(
         "the node's shared memory (`/dev/shm`) is full",

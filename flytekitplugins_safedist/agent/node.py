@@ -210,7 +210,7 @@ class NodeAgent(Loop):
     def _held(self, ranks: Ranks) -> str:
         """What scratch may hold, and does. With millions of files that takes long to see, and nobody waits for that."""
         limit = self.plan.limit
-        limited = "with no size limit" if limit is None else f"limited to {limit}"
+        limited = "without a size limit" if limit is None else f"limited to {limit}"
         with suppress(TimeoutError):
             return f"{limited}: {within(_MEASURE_SECONDS, ranks.usage)}"
         return f"{limited}: more files than can be seen in {_MEASURE_SECONDS:g} s"

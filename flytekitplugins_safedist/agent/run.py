@@ -169,7 +169,7 @@ def _start_line(plan: NodePlan) -> str:
         f"start: {settings.backend}, node {place.node_rank if place.node_rank is not None else '?'} of {place.nnodes} "
         f"({place.source}), {settings.nproc_per_node} rank(s) per node, world_size {place.world_size}, "
         f"start_method {'preload' if plan.unsafe is None else 'spawn'}, max_restarts {settings.max_restarts}, "
-        f"attempt {job.number}, code {job.version or 'local'}, scratch {plan.scratch.path}"
+        f"attempt {job.number}, task {job.call.name}, code {job.version or 'local'}, scratch {plan.scratch.path}"
     )
 
 

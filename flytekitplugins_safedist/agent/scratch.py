@@ -54,7 +54,7 @@ def making(what: str, path: Path, **where: object) -> Iterator[None]:
     except OSError as error:
         known = of_errno(error.errno)
         hint = "see the error: it is of that directory's file system" if known is None else known.hint
-        hint = f"{hint} (Scratch(path=...) names the directory)"
+        hint = f"{hint} (Scratch(path=...) or SAFEDIST_SCRATCH_ROOT names the directory)"
         raise ScratchError(what, where={"path": path, **where}, seen=str(error.strerror), hint=hint) from error
 
 

@@ -84,6 +84,8 @@ def test_one_line_at_the_start_and_one_at_the_end(warm, tmp_path, ranks_gate):
     assert "each of the 2 ranks worked alone" in alone  # they tell who they are, and do nothing together
     for fact in ("torch", "node 0 of 1", "2 rank(s) per node", "world_size 2", "preload", "max_restarts 0", "code "):
         assert fact in start, start
+    for fact in ("attempt 0", "task job_shapes.who_torch"):
+        assert fact in start, start
     assert re.search(
         r"end: succeeded after 1 round\(s\), [\d.]+ s "
         r"\(prepare [\d.]+ s, import [\d.]+ s, inputs [\d.]+ s, function [\d.]+ s, outputs [\d.]+ s",

@@ -136,7 +136,7 @@ def test_a_full_disk_names_directory_limit_and_who_filled_it(number: int) -> Non
     assert describe(cause) in text
     assert text.endswith(
         "Not restarted in place: max_restarts=0. Fix: write less, give the task more ephemeral storage, "
-        "or move scratch to a larger volume (Scratch(path=...))"
+        "or move scratch to a larger volume (Scratch(path=...) or SAFEDIST_SCRATCH_ROOT)"
     )
 
 
