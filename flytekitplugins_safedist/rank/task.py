@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import PayloadError
 from ..handoff import Slot
 from .order import TaskSource
+from .users_code import parsed
 
 if TYPE_CHECKING:
     from flytekit.core.python_function_task import PythonFunctionTask
@@ -92,7 +93,7 @@ def _comes_again(function: Callable[..., Any], file: str) -> bool:
         return False
     line = inner.__code__.co_firstlineno
     with suppress(OSError, SyntaxError, ValueError):  # ranks will say so
-        for node in ast.parse(Path(file).read_bytes()).body:
+        for node in parsed(Path(file)).body:
             if isinstance(node, ast.If) and node.lineno < line <= (node.end_lineno or 0):
                 return "__name__" not in ast.unparse(node.test)
     return True

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -16,6 +18,8 @@ from ..errors import PayloadError
 from ..texts import said
 
 T = TypeVar("T")
+
+_TRIES = 5
 
 
 class UsersError(BaseException):
@@ -60,6 +64,20 @@ def _as_raised(error: BaseException) -> BaseException:
     it."""
     is_refusal = isinstance(error, FrozenInstanceError) and "__traceback__" in str(error)
     return error.__context__ if is_refusal and error.__context__ is not None else error
+
+
+def parsed(file: Path) -> ast.Module:
+    """A file, of which nothing runs. Python 3.11 counts for all threads at once how deep it is in a tree, and finds
+    another depth where a finalizer lets a second thread begin one; that is over when it is tried again.
+
+    Raises:
+        OSError, SyntaxError, ValueError, RecursionError: it cannot be read, or is not Python's.
+    """
+    source = file.read_bytes()
+    for _ in range(_TRIES):
+        with suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)
 
 
 def imported(load: Callable[[], T]) -> T:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..rank.fork import places_of
+from ..rank.users_code import parsed
 from .launch import NEEDED, by_finders, is_installed
 
 Step: TypeAlias = "str | tuple[str, str, bool]"
@@ -130,7 +131,7 @@ class _Reading:
             return
         self._read.add(file)
         try:
-            tree = ast.parse(file.read_bytes())
+            tree = parsed(file)
         except (OSError, SyntaxError, ValueError, RecursionError):
             return  # ranks will say so
         late: list[ast.stmt] = []
