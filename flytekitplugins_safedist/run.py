@@ -25,11 +25,24 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
+
+# With python -m the working directory comes first: of a secrets.py of the user's there, what this process imports knows
+# nothing, as a launcher's does not. A script has its own directory first all the same.
+if __name__ == "__main__" and sys.path[0] == str(Path.cwd()):
+    sys.path.append(sys.path.pop(0))
 
 from .errors import ConfigError, PayloadError, RankFailedError, SafedistError
 from .hangs.stacks import raised_at
 from .rank import context
+from .rank.fork import is_elsewhere
+
+_STAY = {
+    *("__main__", "flytekit", "flytekitplugins_safedist", "horovod", "torch"),
+    *("abc", "codecs", "encodings", "genericpath", "io", "os", "posixpath", "site", "stat"),
+}
+"""Modules that a script finds imported: what has begun to work for this rank, and what each interpreter begins with."""
 
 
 class ScriptStatusError(SystemExit):
@@ -106,6 +119,9 @@ def _run_as_main(name: str, arguments: Sequence[str], directory: Path, run: Call
     argv, search = sys.argv, sys.path[:]
     sys.argv = [name, *arguments]
     sys.path.insert(0, str(directory))
+    hidden = _hidden_by(directory)
+    for each in hidden:
+        del sys.modules[each]
     try:
         context.run_script(run)
     except SystemExit as leaving:
@@ -113,6 +129,20 @@ def _run_as_main(name: str, arguments: Sequence[str], directory: Path, run: Call
             raise ScriptStatusError(name, leaving) from None
     finally:
         sys.argv, sys.path[:] = argv, search
+        sys.modules.update(hidden)
+
+
+def _hidden_by(directory: Path) -> dict[str, ModuleType]:
+    """Imported modules of whose names a script's directory has others, which the script is to find, as it does in an
+    interpreter of its own; with their submodules."""
+    specs = {name: getattr(module, "__spec__", None) for name, module in list(sys.modules.items()) if "." not in name}
+    hidden = {
+        name
+        for name, spec in specs.items()
+        if name not in _STAY and spec is not None and spec.origin not in ("built-in", "frozen")
+        if is_elsewhere(spec, [str(directory)])
+    }
+    return {name: module for name, module in list(sys.modules.items()) if name.partition(".")[0] in hidden}
 
 
 def _run_program(program: str, arguments: Sequence[str]) -> None:

@@ -222,13 +222,14 @@ def top_names() -> set[str]:
 def elsewhere(names: Collection[str], path: Sequence[str]) -> str | None:
     """Which of these modules, imported here, are somebody else's by that module search path; None where none is."""
     importlib.invalidate_caches()  # a directory may have come since it was looked for
-    other = sorted(name for name in names if _is_elsewhere(getattr(sys.modules.get(name), "__spec__", None), path))
+    other = sorted(name for name in names if is_elsewhere(getattr(sys.modules.get(name), "__spec__", None), path))
     if not other:
         return None
     return f"modules of the task's are named as libraries that are imported already: {', '.join(other)}"
 
 
-def _is_elsewhere(spec: ModuleSpec | None, path: Sequence[str]) -> bool:
+def is_elsewhere(spec: ModuleSpec | None, path: Sequence[str]) -> bool:
+    """Whether a module search path has another module of the name of one that is imported."""
     found = None if spec is None else PathFinder.find_spec(spec.name, list(path))
     if spec is None or found is None or not found.has_location:  # by a finder of its own, or a namespace, as is its way
         return False

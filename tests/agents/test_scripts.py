@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from flytekitplugins_safedist.run import run_script
 from tests.harness.procs import Ended, Warm
 
 SCRIPT = str(Path(__file__).parents[1] / "jobs" / "script_of_a_user.py")
@@ -81,6 +83,32 @@ def test_what_lies_beside_a_script_is_found_also_where_the_script_is_named_by_a_
     (tmp_path / "train.py").symlink_to("project/train.py")
     ended = on_two_ranks(warm, tmp_path, str(tmp_path / "train.py"))
     assert ended.code == 0, ended.err
+
+
+def test_files_beside_a_script_are_the_scripts_alone_where_python_has_modules_of_their_names(warm, tmp_path):
+    """``python -m`` looks in the working directory first, for what the command itself imports, too."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(
+        "import io, secrets, yaml\nprint(secrets.TOKEN, yaml.__file__)\nio.BytesIO"
+    )
+    for name in ("secrets", "statistics", "yaml", "click", "io"):
+        (tmp_path / "project" / f"{name}.py").write_text("TOKEN = 'of the project'\n")
+    command = f"{sys.executable} -m flytekitplugins_safedist.run train.py"
+    ended = warm.command(["sh", "-c", f"cd {tmp_path / 'project'}; exec {command}"], tmp_path / "job").wait()
+    assert ended.code == 0, ended.err
+    assert f"[rank 0] of the project {tmp_path / 'project' / 'yaml.py'}" in ended.out
+
+
+def test_after_a_script_modules_are_again_what_they_were(tmp_path, monkeypatch):
+    (tmp_path / "yaml.py").write_text("TOKEN = 'of the project'\n")
+    (tmp_path / "train.py").write_text(
+        "import sys, yaml\nsys.seen = yaml.TOKEN\nassert 'yaml.loader' not in sys.modules\n"
+    )
+    monkeypatch.setattr(sys, "seen", None, raising=False)
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "yaml"}
+    run_script(tmp_path / "train.py")
+    assert sys.seen == "of the project"
+    assert before == {"yaml": yaml} | {name: sys.modules[name] for name in before}
 
 
 def test_a_module_is_run_by_its_name(warm, tmp_path):
