@@ -49,6 +49,7 @@ def launch(environment: Mapping[str, str]) -> Launched:
     Raises:
         LaunchError: it cannot be started.
     """
+    _, output, errors = map(_stream, range(3))
     ours, theirs = socket.socketpair()
     where = [str(theirs.fileno()), str(os.getpid()), *path_for_libraries(sys.path)]
     try:
@@ -58,6 +59,8 @@ def launch(environment: Mapping[str, str]) -> Launched:
                 env=dict(environment),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
                 # Its own session: Ctrl-C in a terminal goes to the agent alone, which then stops ranks in order.
                 start_new_session=True,
             )
@@ -71,6 +74,17 @@ def launch(environment: Mapping[str, str]) -> Launched:
         ) from error
     child.returncode = 0  # reaped by the server's client, not by subprocess
     return Launched(ours, child.pid)
+
+
+def _stream(number: int) -> int | None:
+    """What a standard stream of the server is: None where it is this process's. Where that is closed (``>&-``), and
+    where another file of this process has got its number since, the next file of a rank would get it there, and what
+    is printed would be written to that."""
+    try:
+        return None if os.get_inheritable(number) else subprocess.DEVNULL
+    except OSError:
+        os.open(os.devnull, os.O_RDWR)  # nor shall the connection get it
+        return subprocess.DEVNULL
 
 
 def path_for_libraries(path: Sequence[str]) -> list[str]:

@@ -50,6 +50,31 @@ def test_a_traceback_after_the_function_is_not_lost(warm, tmp_path):
     assert "[rank 0]" not in ended.out
 
 
+PRINTS = """
+import os
+from pathlib import Path
+from flytekit import task
+from flytekitplugins_safedist import SafeTorch
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def prints() -> str:
+    print("from Python")
+    os.system("echo from a child")
+    return Path("/proc/self/fd/1").read_text()
+
+if __name__ == "__main__":
+    Path("value").write_text(prints())
+"""
+
+
+def test_where_the_standard_output_is_closed_what_ranks_print_is_in_their_logs_and_in_no_other_file(warm, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(PRINTS)
+    ended = warm.command(["sh", "-c", f"exec {sys.executable} {script} >&-"], tmp_path / "job").wait()
+    assert ended.code == 0
+    assert (tmp_path / "job" / "value").read_text() == "from Python\nfrom a child\n"
+
+
 LOSES_A_PEER = """
 import signal
 from flytekit import task
