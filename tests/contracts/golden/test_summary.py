@@ -133,6 +133,12 @@ def test_who_has_moved_the_meeting_point_is_not_told_to() -> None:
     assert not [line for line in summary(task, template_of(task, FAST)) if "meet at the same port" in line]
 
 
+def test_scratch_as_large_as_the_pods_limit_is_not_warned_of() -> None:
+    config = SafeHorovod(nnodes=2, scratch=Scratch(size_limit="10Gi"))
+    task = make(config, requests=Resources(ephemeral_storage="10Gi"))
+    assert not [line for line in summary(task, template_of(task, FAST)) if "kubelet evicts" in line]
+
+
 def test_an_image_that_stands_in_one_place_or_twice_alike_is_used() -> None:
     for template in (with_image(None), with_image("mine:1"), None):
         task = make(SafeHorovod(), container_image="mine:1", pod_template=template)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import random
+import sys
 from collections import Counter
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from flytekitplugins_safedist.checkpoint.sampler import ResumableSampler
+from flytekitplugins_safedist.checkpoint.sampler import RandomNumbers, ResumableSampler
 from flytekitplugins_safedist.errors import SafedistError
 
 
@@ -114,3 +118,18 @@ def test_a_loader_with_another_sampler_is_refused():
 def test_a_rank_that_is_not_of_the_job_is_refused():
     with pytest.raises(ValueError, match=r"rank=2 is not in 0..1"):
         ResumableSampler(range(10), rank=2, world_size=2)
+
+
+@pytest.mark.parametrize("has_numpy", [True, False])
+def test_random_numbers_go_on_where_they_were_be_it_before_numpy_was_imported(monkeypatch, has_numpy):
+    def draw():
+        return random.random(), float(np.random.rand()) if has_numpy else 0.0, float(torch.rand(1))
+
+    with monkeypatch.context() as before:
+        if not has_numpy:
+            before.delitem(sys.modules, "numpy")
+        state = RandomNumbers().state_dict()
+    drawn = draw()
+    assert draw() != drawn
+    RandomNumbers().load_state_dict(state)
+    assert draw() == drawn

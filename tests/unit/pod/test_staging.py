@@ -106,6 +106,16 @@ def test_a_file_of_which_only_the_mode_is_another_is_replaced(node):
         assert (node.dest / "run.sh").stat().st_mode & 0o777 == mode
 
 
+def test_a_size_that_is_written_in_binary_is_read(node):
+    stream = bytearray(tar([member("x", b"1234567")], tarfile.USTAR_FORMAT))
+    stream[124:136] = b"\x80" + (7).to_bytes(11, "big")
+    stream[148:156] = b" " * 8
+    stream[148:156] = b"%06o\0 " % sum(stream[:512])
+    node.archive.write_bytes(gzip.compress(stream))
+    node.stage()
+    assert (node.dest / "x").read_bytes() == b"1234567"
+
+
 def test_names_of_any_bytes_are_kept(node):
     info, data = member("x", b"1")
     info.name = os.fsdecode(b"\xff.py")
