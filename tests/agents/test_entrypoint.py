@@ -166,6 +166,40 @@ def agent():
     assert float(re.findall(r"import (\S+) s", err)[-1]) >= 0.2, "it is in the time that the job is said to have taken"
 
 
+def test_a_resolver_of_the_archive_is_the_ranks_to_import_and_finds_their_task(pod):
+    mine = """
+import json, os
+from flytekit import task
+from flytekit.core.base_task import TaskResolverMixin
+from flytekitplugins_safedist import SafeTorch
+
+with open("imports", "a") as file:
+    file.write(f"{os.getpid()} ")
+
+class ByNumber(TaskResolverMixin):
+    name = location = "mine.by_number"
+    loader_args = get_all_tasks = None
+
+    def load_task(self, loader_args):
+        return [None, train][int(loader_args[0])]
+
+by_number = ByNumber()
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def train() -> str:
+    return json.dumps({"server": os.getppid()})
+"""
+    pod.archive.write_bytes(project({"mine.py": mine}))
+    pod.environment |= registered(nproc_per_node=2)
+    *command, _, resolver, _, _, _, _, _ = pod.fast_arguments("train")
+    assert resolver.endswith("default_task_resolver")
+    ended = pod.run(*command, "--resolver", "mine.by_number", "--", "1")
+    assert ended.code == 0, ended.err
+    importers = {int(pid) for pid in (pod.cwd / "imports").read_text().split()}
+    assert len(importers) == 2
+    assert pod.output()["server"] not in importers
+
+
 def test_a_users_exception_is_uploaded_and_the_exit_code_is_zero_also_where_its_text_is_no_utf_8(pod):
     names = "from flytekit import task\n@task\ndef names() -> str:\n    raise ValueError('no file \\udcff.csv')\n"
     pod.archive.write_bytes(project({"workflows.py": names}))
