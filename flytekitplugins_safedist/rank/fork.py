@@ -23,7 +23,9 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import takewhile
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -214,11 +216,6 @@ def threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
 
 
 # --- where libraries are ----------------------------------------------------------------------------------------------
-def top_names() -> set[str]:
-    """Of all that this process has imported beside Python itself."""
-    return {name.partition(".")[0] for name in list(sys.modules)} - sys.stdlib_module_names
-
-
 def elsewhere(names: Collection[str], path: Sequence[str]) -> str | None:
     """Which of these modules, imported here, are somebody else's by that module search path; None where none is."""
     importlib.invalidate_caches()  # a directory may have come since it was looked for
@@ -264,11 +261,22 @@ class Reads:
 
     def __init__(self) -> None:
         self.draws = Draws()
+        self._names: frozenset[str] = frozenset()
+        self._last: str | None = None
         self._read: dict[str, tuple[str | None, str]] = {}
         """Of a variable: its value as it was read first, and by which module."""
         self._families: dict[str, tuple[str, dict[str, str]]] = {}
         """Of a module that goes through all variables: those that begin with its package's name, and its own name."""
         self._walks: set[tuple[Any, int]] = set()
+
+    def top_names(self) -> frozenset[str]:
+        """Of all that this process has imported beside Python itself. Looks at what has come since it was last asked:
+        thousands of names lie all over the memory that a forked process has in common with its parent, and to look at
+        one is to copy its page."""
+        new = list(takewhile(partial(operator.ne, self._last), reversed(sys.modules)))
+        self._names |= {name.partition(".")[0] for name in new} - sys.stdlib_module_names
+        self._last = new[0] if new else self._last
+        return self._names
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ from ..record.writer import RECORDER, Recorder
 from . import context, debugger, recording, replicas, shared_page, task, users_code
 from .backends.horovod import refuse_unknown_host
 from .backends.torch import prepare_store
-from .fork import Reads, as_fresh, die_with_parent, elsewhere, top_names
+from .fork import Reads, as_fresh, die_with_parent, elsewhere
 from .order import JobOrder, RankOrder
 from .outcome import TEXT_BYTES, Raised, RankOutcome, Status
 
@@ -151,7 +151,7 @@ class RankProcess:
                 self._start_again(why)
             RECORDER.value = self._recorder
             transfers = self._transfers()
-            libraries = top_names()
+            libraries = () if self._reads is None else self._reads.top_names()
             with ExitStack() as held:
                 try:
                     entity, ctx = self._imported(transfers, held)

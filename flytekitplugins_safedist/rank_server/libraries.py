@@ -88,6 +88,7 @@ class Libraries:
             gc.enable()
         gc.collect()
         self.reads.draws.find()
+        self.reads.top_names()  # looked at here, not in each rank
         gc.freeze()  # what is alive lives as long as the ranks; untouched by the collector, its pages stay shared
 
     def _take_what_is_safe(self, todo: list[Step]) -> None:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from .. import frames, stopping
 from ..rank import main as rank_main
 from ..rank import replicas
-from ..rank.fork import die_with_parent, elsewhere, top_names
+from ..rank.fork import die_with_parent, elsewhere
 from ..rank.order import JobOrder, RankOrder
 from . import cleanup, store
 from .libraries import Libraries, unsafe_to_fork
@@ -150,7 +150,7 @@ class ForkServer:
         self._listen_to_signals()
         self.helpers = frozenset(cleanup.children())
         return {
-            "unsafe": self.libraries.unsafe or (elsewhere(top_names(), path) if path else None),
+            "unsafe": self.libraries.unsafe or (elsewhere(self.libraries.reads.top_names(), path) if path else None),
             "left": self.libraries.left,
             "failed": self.libraries.failed,
         }
