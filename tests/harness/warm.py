@@ -12,6 +12,8 @@ worker of a test session has a connection to it; with the last one it ends.
 from __future__ import annotations
 
 import ctypes
+import gc
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -24,6 +26,7 @@ import socket
 import sys
 import tempfile
 import traceback
+import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -53,6 +56,9 @@ MODULES = {"horovod": "horovod.torch", "lightning": "lightning.pytorch", "transf
 """What is imported of a package that may not be installed."""
 
 
+SESSION = Path(tempfile.gettempdir())
+"""Before a case has a directory of its own."""
+
 IMPORTED = Libraries()
 """Of the rank servers of all cases."""
 
@@ -64,6 +70,9 @@ def main(arguments: list[str]) -> None:
     libraries = [*LIBRARIES, *(MODULES.get(one, one) for one in further)]
     IMPORTED.take([f"import {name}" for name in libraries], needed=True)
     unsafe = IMPORTED.unsafe or IMPORTED.failed or None
+    _declare_tasks()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch's have no part in an agent's end: it does not import torch
     hugepages.collapse()
     hello = json.dumps({"unsafe": unsafe}).encode() + b"\n"
     connections: list[socket.socket] = []
@@ -77,6 +86,24 @@ def main(arguments: list[str]) -> None:
                 ready.close()
                 if not connections:
                     os._exit(0)  # what libraries have to say at an interpreter's end concerns no test
+
+
+def of_nobody(number: int) -> str:
+    """A task of this process."""
+    return str(number)
+
+
+def _declare_tasks() -> None:
+    """What each process does once for its first task (patterns are compiled, annotations evaluated), done for all."""
+    from flytekit import task
+    from flytekit.core.context_manager import FlyteEntities
+
+    from flytekitplugins_safedist import SafeHorovod, SafeTorch
+
+    for config in (SafeTorch(), SafeHorovod()):
+        task(task_config=config)(of_nobody)
+        del FlyteEntities.entities[-1]
+    gc.freeze()
 
 
 def _asked(connection: socket.socket, sockets: list[socket.socket]) -> bool:
@@ -230,14 +257,33 @@ def _fork_a_server() -> Launched:
 
 
 def _registered(call: str, otherwise: dict[str, Any]) -> dict[str, str]:
-    """What registration pins into the task's pods: found out in another process, for this one is an agent, and imports
-    nothing of the task's. A module that says something as it is imported is not heard, and what makes it fail is
-    not there: it was registered at another time.
+    """What registration pins into the task's pods. Found out once for all pods whose task may be the same.
 
     Args:
         call: module and task.
         otherwise: what is told of the job otherwise than the task says.
     """
+    said = {name: value for name, value in os.environ.items() if name.startswith("TEST_")}
+    same = {**said, **dict.fromkeys(("TEST_SAID", "TEST_WORD", "TEST_POD"))}
+    spec = importlib.util.find_spec(call.split(":", maxsplit=1)[0])
+    origin = spec and spec.origin
+    key = json.dumps([call, origin, origin and Path(origin).stat().st_mtime_ns, sorted(same.items())])
+    known = SESSION / f"registered-{hashlib.sha256(key.encode()).hexdigest()}"
+    if not known.exists():
+        own = Path(f"{known}-{os.getpid()}")
+        own.write_text(_pinned(call))
+        own.rename(known)
+    if not (told := known.read_text()):
+        return {}
+    job = json.loads(json.loads(told)[envvars.JOB])
+    timeouts = {**job["timeouts"], **otherwise.get("timeouts", {})}
+    return {envvars.JOB: json.dumps({**job, **otherwise, "timeouts": timeouts})}
+
+
+def _pinned(call: str) -> str:
+    """The same, by another process, for this one is an agent, and imports nothing of the task's; empty where nobody can
+    say. A module that says something as it is imported is not heard, and what makes it fail is not there: it was
+    registered at another time."""
     mute = {**os.environ, "TEST_SAID": os.devnull, "TEST_WORD": "/dev/zero", "TEST_BROKEN": ""}
     calm = {name: value for name, value in os.environ.items() if not name.startswith("TEST_")}
     for environment in (mute, calm):
@@ -257,10 +303,8 @@ def _registered(call: str, otherwise: dict[str, Any]) -> dict[str, str]:
             told = pipe.read()
         os.wait()
         if told:
-            job = json.loads(json.loads(told)[envvars.JOB])
-            timeouts = {**job["timeouts"], **otherwise.get("timeouts", {})}
-            return {envvars.JOB: json.dumps({**job, **otherwise, "timeouts": timeouts})}
-    return {}
+            return told
+    return ""
 
 
 def _pyflyte_execute(module: str, name: str, files: Path, further: list[str], launched: Launched | None) -> NoReturn:
