@@ -19,7 +19,8 @@ def compiles_twice() -> None:
     from torch._dynamo.utils import counters
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    plain = {"cpp.vec_isa_ok": False}  # else it compiles a program for each extension that this CPU might have
+    # Else it compiles a program for each extension that this CPU might have, and its headers beforehand.
+    plain = {"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
     computed = torch.compile(lambda x: x * x + 1, options=plain)(torch.full((8,), 3.0))
     assert computed[0] == 10.0
     me = current_rank()
