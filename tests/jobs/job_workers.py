@@ -31,10 +31,10 @@ class Squares(Dataset[torch.Tensor]):
         return torch.full((100,), float(index**2))
 
 
-def loaded(**options: object) -> list[float]:
-    """What two epochs of a loader bring."""
+def loaded(epochs: int = 2, **options: object) -> list[float]:
+    """What epochs of a loader bring."""
     loader = DataLoader(Squares(), batch_size=2, timeout=DEADLINE, **options)
-    return [batch[:, 0].sum().item() for _ in range(2) for batch in loader]
+    return [batch[:, 0].sum().item() for _ in range(epochs) for batch in loader]
 
 
 def put(queue: torch.multiprocessing.Queue, received: torch.multiprocessing.Event) -> None:
@@ -64,9 +64,9 @@ def load() -> dict[str, list[float]]:
         "persistent": loaded(num_workers=2, persistent_workers=True),
         "queue": [through_a_queue()],
     }
-    if current_rank().rank == 0:  # each worker imports torch: once is enough
-        found["spawn"] = loaded(num_workers=1, multiprocessing_context="spawn")
-        found["forkserver"] = loaded(num_workers=1, multiprocessing_context="forkserver")
+    if current_rank().rank == 0:  # each worker of each epoch imports torch: once is enough
+        found["spawn"] = loaded(1, num_workers=1, multiprocessing_context="spawn")
+        found["forkserver"] = loaded(1, num_workers=1, multiprocessing_context="forkserver")
     torch.multiprocessing.set_sharing_strategy("file_system")  # by torch_shm_manager, which has a socket of its own
     found["by file system"] = loaded(num_workers=2)
     torch.multiprocessing.set_sharing_strategy(sharing)
