@@ -24,8 +24,15 @@ DEADLINE_S = 180.0
 TAIL_LINES = 60
 REDUCED = "reduced: "
 """What rank 0 prints before the place and the way of the reduction."""
-RUN = "from horovod.runner.launch import run_commandline; run_commandline()"
-"""What the console script ``horovodrun`` runs."""
+RUN = """
+import contextlib
+from horovod.runner.launch import run_commandline
+with contextlib.suppress(ImportError):
+    import torch
+run_commandline()
+"""
+"""What the console script ``horovodrun`` runs. It asks each feature of a forked process: all have torch then, where
+each would import it."""
 
 
 class VerifyError(Exception):

@@ -50,11 +50,8 @@ def after(text: str, ended: Ended) -> str:
 @pytest.mark.parametrize("how", ["python", "pyflyte"])
 def test_ctrl_c_is_one_line(warm, tmp_path, how):
     typed = [(["[rank 0] here", "[rank 1] here"], CTRL_C)]
-    if how == "python":
-        running = started(warm, tmp_path / "job", typed, JOB, "waits")
-    else:
-        running = on_a_terminal(warm, tmp_path / "job", typed, [PYFLYTE, "run", JOB, "waits"])
-    ended = running.wait()
+    command = (JOB, "waits") if how == "python" else (PYFLYTE, "run", JOB, "waits")
+    ended = started(warm, tmp_path / "job", typed, *command).wait()
     assert after("here", ended) == ENDED
     [page] = re.findall(r"the record of this run: (\S+)", ended.out)
     assert "failed: SYSTEM:Stopped" in Path(page).read_text()
@@ -84,12 +81,15 @@ if "-c" in sys.orig_argv:
 
 def test_ctrl_c_while_the_rank_server_imports_is_one_line(warm, tmp_path):
     typed = [(["slow library"], CTRL_C)]
-    command = [PYFLYTE, "run", JOB, "waits"]
     installed = tmp_path / "site-packages"
     installed.mkdir()
     (installed / "slow_library.py").write_text(SLOW_LIBRARY)
     path = os.pathsep.join([str(ROOT), str(installed)])
-    ended = on_a_terminal(warm, tmp_path / "job", typed, command, PYTHONPATH=path).wait()
+    options: dict[str, Any] = {"libraries": False, "path": [installed], "environment": {**TERMINAL, "PYTHONPATH": path}}
+    command = ["run", JOB, "waits"]
+    ended = warm.start(
+        f"{PYFLYTE}:__main__", tmp_path / "job", kind="main", typed=typed, arguments=command, **options
+    ).wait()
     assert after("slow library", ended) == ENDED
     assert ended.code == 130
     assert ended.left == ended.scratch == []
@@ -107,6 +107,9 @@ def test_ctrl_c_in_ranks_that_are_fresh_interpreters_is_one_line(warm, tmp_path,
 
 
 OUTLIVES = """
+import signal, sys
+if sys.argv[1:]:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as it comes from a shell; these tests may run under nohup themselves
 from flytekit import task
 from flytekitplugins_safedist import SafeTorch
 from tests.harness.procs import say, wait_for_word
@@ -121,12 +124,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("by", ["nohup", "env --default-signal=HUP"])  # these tests may run under nohup themselves
-def test_a_job_ends_with_its_terminal_but_under_nohup(warm, tmp_path, ranks_gate, by):
-    nohup = by == "nohup"
-    script = tmp_path / "script.py"
+@pytest.mark.parametrize("nohup", [True, False], ids=["nohup", "shell"])
+def test_a_job_ends_with_its_terminal_but_under_nohup(warm, tmp_path, ranks_gate, nohup):
+    script, gate = tmp_path / "script.py", ranks_gate.environment
     script.write_text(OUTLIVES)
-    running = warm.command([*by.split(), sys.executable, str(script)], tmp_path / "job", ranks_gate.environment)
+    if nohup:
+        running = warm.command(["nohup", sys.executable, str(script)], tmp_path / "job", gate)
+    else:
+        script_in_warm = {"kind": "main", "arguments": ["shell"], "environment": gate}
+        running = warm.start(f"{script}:__main__", tmp_path / "job", **script_in_warm)
     ranks_gate.heard(1)
     running.signal(signal.SIGHUP)
     if nohup:
