@@ -1,4 +1,5 @@
-"""A task with two trackers: one run of each per job, whatever becomes of its ranks."""
+"""A task with two trackers: one run of each per job, whatever becomes of its ranks. Rank 0 alone imports them: a second
+and more for each process."""
 
 from __future__ import annotations
 
@@ -13,8 +14,6 @@ from flytekitplugins_safedist import SafeTorch, current_rank
 from flytekitplugins_safedist.fs import barrier
 
 sys.path.append(os.path.join(sys.prefix, "libraries"))
-import mlflow
-import wandb
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1), retries=1)
@@ -32,12 +31,16 @@ def tracked() -> str:
 
 
 def _by_wandb(where: str) -> None:
+    import wandb
+
     me = current_rank()
     with wandb.init(project="digits", id=me.job, resume="allow", mode="offline", dir=where) as run:
         run.log({"loss": 1.0}, step=me.round)
 
 
 def _by_mlflow(where: str) -> None:
+    import mlflow
+
     me = current_rank()
     mlflow.set_tracking_uri(Path(where, "mlruns").as_uri())
     experiment = mlflow.set_experiment("digits").experiment_id
