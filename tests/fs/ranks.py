@@ -17,6 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.harness.procs import Running, Warm
+
 DEADLINE = 240.0
 """Seconds after which a process that says nothing hangs; generous, for slow machines. Never a measure."""
 _fork = multiprocessing.get_context("fork")
@@ -215,6 +217,22 @@ def launched(script: Path, launcher: Sequence[str | Path], *arguments: str | Pat
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+def torchrun(warm: Warm, files: Path, script: Path, *arguments: str | Path, **variables: str) -> Running:
+    """Start the real ``torchrun`` where torch is imported already; ranks are interpreters of their own.
+
+    Args:
+        warm: starts it.
+        files: for what it says.
+        script: what its ranks run.
+        arguments: ``torchrun``'s options, and behind them, without a dash, those of the script.
+        variables: for both.
+    """
+    options = [str(each) for each in arguments if str(each).startswith("--")]
+    own = [str(each) for each in arguments if str(each) not in options]
+    command: dict[str, Any] = {"kind": "module", "arguments": [*options, str(script), *own], "libraries": False}
+    return warm.start("torch.distributed.run:__main__", files, environment=variables, **command)
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.fs import torchrun_ranks
-from tests.fs.ranks import launched, size
+from tests.fs.ranks import size, torchrun
+from tests.harness.procs import Running, Warm
 
 RUNS, LIVES = size(2, 10), size(2, 50)
 """Launches in a row, and lives of the ranks in one launch."""
@@ -19,10 +18,15 @@ RANKS = 2
 PORT = 20_000 + os.getpid() % 10_000
 
 
-def _torchrun(*options: str, arguments: tuple[object, ...], **variables: str) -> None:
-    torchrun = Path(sys.executable).with_name("torchrun")
-    launcher = [torchrun, "--rdzv-id=nightly3", f"--max-restarts={LIVES - 1}", *options]
-    launched(Path(torchrun_ranks.__file__), launcher, *map(str, arguments), SAFEDIST_FS_TIMEOUT="120", **variables)
+def _torchrun(warm: Warm, files: Path, *options: str, arguments: tuple[object, ...], **variables: str) -> Running:
+    launcher = ("--rdzv-id=nightly3", f"--max-restarts={LIVES - 1}", *options, *map(str, arguments))
+    return torchrun(warm, files, Path(torchrun_ranks.__file__), *launcher, SAFEDIST_FS_TIMEOUT="120", **variables)
+
+
+def _ended(*agents: Running) -> None:
+    for agent in agents:
+        done = agent.wait()
+        assert (done.code, done.left) == (0, []), done.out + done.err
 
 
 def _answers(place: Path, value: str) -> list[list[str]]:
@@ -41,24 +45,22 @@ def _answers(place: Path, value: str) -> list[list[str]]:
 
 
 @pytest.mark.timeout(3600)  # launches of torch, one after the other
-def test_runs_of_one_name_take_no_answers_from_each_other(tmp_path):
+def test_runs_of_one_name_take_no_answers_from_each_other(warm, tmp_path):
     for run in range(RUNS):
         value = f"run{run}"
-        _torchrun(f"--nproc-per-node={RANKS}", f"--master-port={PORT}", arguments=(tmp_path, value, 1, "before"))
+        options = (f"--nproc-per-node={RANKS}", f"--master-port={PORT}")
+        _ended(_torchrun(warm, tmp_path / f"of-{value}", *options, arguments=(tmp_path, value, 1, "before")))
         assert len(_answers(tmp_path, value)) == 1
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_lives_of_the_ranks_of_two_agents_take_no_answers_from_each_other(tmp_path, when):
+def test_lives_of_the_ranks_of_two_agents_take_no_answers_from_each_other(warm, tmp_path, when):
     """Of two agents, only the one whose worker has failed counts the restart."""
     # torch's own init finds the addresses of the life before in a store that the agent shares, and fails.
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if when == "after" else {}
     options = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{PORT}")
-    with ThreadPoolExecutor(2) as pool:
-        agents = [
-            pool.submit(_torchrun, *options, arguments=(tmp_path, "run", LIVES, when), **variables) for _ in range(2)
-        ]
-        for agent in agents:
-            agent.result()
+    arguments = (tmp_path, "run", LIVES, when)
+    places = [tmp_path / f"agent-{number}" for number in range(2)]
+    _ended(*[_torchrun(warm, place, *options, arguments=arguments, **variables) for place in places])
     assert len(_answers(tmp_path, "run")) == LIVES
