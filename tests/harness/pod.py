@@ -12,7 +12,7 @@ from typing import Any
 
 from flyteidl.core import errors_pb2, literals_pb2
 
-from tests.harness.procs import ROOT, Ended, Warm
+from tests.harness.procs import ROOT, Ended, Running, Warm
 from tests.harness.tarballs import project
 
 SAFEDIST_EXECUTE = str(Path(sys.executable).with_name("safedist-execute"))
@@ -52,7 +52,7 @@ class Pod:
         Args:
             root: a directory for all of it; made where it is missing.
             files: of the code archive, by name.
-            warm: for :meth:`run`.
+            warm: for :meth:`running`.
         """
         root.mkdir(parents=True, exist_ok=True)
         self.warm, self.root = warm, root
@@ -106,12 +106,18 @@ class Pod:
         out, err = process.communicate()
         return Ended(process.returncode, [], out, err, self.root)
 
-    def run(self, *arguments: str) -> Ended:
-        """Run it in a process that has imported flytekit already."""
+    def running(self, *arguments: str) -> Running:
+        """Start it in a process that has imported flytekit already."""
         assert self.warm is not None
         files = self.root / f"case-{len(list(self.root.glob('case-*')))}"
         options: dict[str, Any] = {"arguments": arguments, "cwd": self.cwd, "environment": self.environment}
-        return self.warm.run("", files, kind="entrypoint", **options)
+        return self.warm.start("", files, kind="entrypoint", **options)
+
+    def run(self, *arguments: str) -> Ended:
+        """The same, to its end; nothing may be left of it."""
+        ended = self.running(*arguments).wait()
+        assert ended.left == []
+        return ended
 
     def fast(self, task: str, dest: str = ".") -> Ended:
         """Run a task of the archive."""
