@@ -145,11 +145,11 @@ def _kind(descriptor: str) -> str:
     return target.partition(":")[0] if not target.startswith("/") else Path(target).suffix or target
 
 
-@task(task_config=SafeTorch(nproc_per_node=3))
+@task(task_config=SafeTorch(nproc_per_node=2))
 def forked() -> None:
     look()
 
 
-@task(task_config=SafeTorch(nproc_per_node=3, start_method="spawn"))
+@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn"))
 def fresh() -> None:
     look()
