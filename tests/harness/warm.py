@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
-import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -103,6 +103,7 @@ def _declare_tasks() -> None:
     for config in (SafeTorch(), SafeHorovod()):
         task(task_config=config)(of_nobody)
         del FlyteEntities.entities[-1]
+    importlib.metadata.version("torch")  # goes through the names of all that is installed
     gc.freeze()
 
 
