@@ -4,6 +4,7 @@ ends where it ends."""
 from __future__ import annotations
 
 import functools
+import inspect
 
 import pytest
 
@@ -123,3 +124,15 @@ def test_each_node_has_all_parts_of_a_sharded_checkpoint_of_transformers(tmp_pat
         nodes = [rank.outcome(within=300).get() for rank in ranks]
     both = {**written[0], **written[1]}
     assert nodes == [both if sharded else written[0], both]
+
+
+def test_saves_of_trainers_are_as_often_and_as_many_are_kept_as_of_a_loop_of_ones_own():
+    from flytekitplugins_safedist.checkpoint.lightning import SafedistCheckpoint
+    from flytekitplugins_safedist.checkpoint.transformers import SafedistCallback
+
+    usual, *others = (
+        {name: each.default for name, each in inspect.signature(kind).parameters.items()}
+        for kind in (Checkpoints, SafedistCheckpoint, SafedistCallback)
+    )
+    for own in others:
+        assert {name: own[name] for name in usual} == usual

@@ -654,3 +654,10 @@ def test_the_page_shows_from_where_to_where_most_steps_took_and_the_longest() ->
     first = part(0)
     first.durations = {bucket(0.1): 80, bucket(0.2): 19, bucket(5.0): 1}
     assert '"bar " style="--a:50.0%;--b:100.0%">96 ms to 0.19 s<' in shown(job(first)), "at most 5% off"
+
+
+def test_the_trace_has_a_pace_where_it_changes_and_not_in_each_slice_of_time() -> None:
+    first = part(0)
+    first.pace, first.rate, first.every = "0099", 9.0, 1.0
+    counted = [(event["ts"], event["args"]["value"]) for event in events_in(job(first)) if event["ph"] == "C"]
+    assert counted == [(0, 0.0), (2_000_000, 9.0)]
