@@ -261,24 +261,25 @@ def tested(judges: Sequence[str], where: Path, python: str, known: Known) -> tup
 
     A test that takes ten times as long as without a change, and a minute, has noticed it.
     """
+    output = where / "output"
     (where / "judges.json").write_text(json.dumps({test: 60 + 10 * known.seconds[test] for test in judges}))
     files = list(dict.fromkeys(test.partition("::")[0] for test in judges))
     running = subprocess.Popen(
         [python, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "chosen", *files],
         cwd=where,
         env={**os.environ, "PYTHONPATH": f"{where}:{where / 'scripts' / 'contexts'}", "PYTHONDONTWRITEBYTECODE": ""},
-        stdout=subprocess.PIPE,
+        # No pipe: what a changed cleanup leaves behind would hold it, and its reader, for ever.
+        stdout=output.open("w"),
         stderr=subprocess.STDOUT,
-        text=True,
         start_new_session=True,
     )
     try:
-        output, _ = running.communicate()
+        running.wait()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
         end_all_of(where)
-    return running.returncode, output
+    return running.returncode, output.read_text(errors="replace")
 
 
 def end_all_of(where: Path) -> None:
