@@ -93,6 +93,17 @@ def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork):
         assert "a.page" in (tmp_path / "a.log").read_text()
 
 
+def test_a_rank_gets_its_orders_where_a_sandbox_refuses_files_in_memory(tmp_path):
+    """Some filters of system calls do, and a kernel with ``vm.memfd_noexec=2``."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\ndef refused(*_):\n    raise PermissionError(1, 'not permitted')\nos.memfd_create = refused\n"
+    )
+    with RankServer(launch.launch({**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"})) as running:
+        start(running, tmp_path, fork=False)
+        ended(running, 2)
+    assert "a.page" in (tmp_path / "a.log").read_text(), "it looks for what its orders name"
+
+
 def test_what_a_rank_has_started_ends_with_it_while_another_rank_runs(server, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, subprocess, time\n"
