@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TextIO
 
@@ -42,6 +43,9 @@ _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 _CURSOR = re.compile(rb"\x1b\[[0-9;]*[A-HJKf]")
 """What moves a terminal's cursor or clears a line."""
+
+_NATIVE_FRAME = re.compile(r"frame #\d+: ")
+"""Of the stack that torch adds to the text of an exception of C++."""
 
 DRAIN_SECONDS = 60.0
 """How long ranks' output may go on being passed on when they have ended: a reader that has stopped must not keep the
@@ -278,3 +282,15 @@ def without_traceback(lines: Sequence[str], traceback: str) -> tuple[str, ...]:
     if traceback and list(lines[-len(end) :]) == end:
         return tuple(lines[: -len(end)])
     return tuple(lines)
+
+
+def last_words(lines: Sequence[str], wanted: int) -> tuple[str, ...]:
+    """The last ``wanted`` lines, one or more, of a process that crashed: of the stacks that faulthandler and torch
+    write then, no more than where the thread that crashed was. They are long, and what says why (the text of a C++
+    exception, an assertion) stands before them."""
+    marks = [at for at, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
+    before, stacks = (lines[: marks[-1] + 1], lines[marks[-1] + 1 :]) if marks else (lines, ())
+    current = next((at for at, line in enumerate(stacks) if line.startswith("Current thread 0x")), len(stacks))
+    frames = tuple(takewhile(lambda line: line.startswith("  "), stacks[current + 1 :]))[: wanted // 2]
+    said = [line for line in before if not _NATIVE_FRAME.match(line)]
+    return (*said[len(frames) - wanted :], *frames)

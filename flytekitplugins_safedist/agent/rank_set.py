@@ -38,6 +38,9 @@ _SLOW_SECONDS = 5.0
 _LINES = 12
 """Of a rank's stack, in the error."""
 
+_WITH_STACKS = 1000
+"""Lines of the log of a rank that crashed, which end with the stacks of all its threads."""
+
 SHOW_SECONDS = 5.0
 """For the node's log to take the stacks of its ranks."""
 
@@ -387,7 +390,7 @@ class Ranks:
             status = Status.STOPPED
         outcome = replace(_outcome_of(member, status, exit_code=code), time_ns=time_ns)
         if status is Status.KILLED:  # the word of NCCL's watchdog comes before long stacks
-            log = "\n".join(_last_lines(member.order, 1000))
+            log = "\n".join(_last_lines(member.order, _WITH_STACKS))
             timed_out = code == -signal.SIGABRT and speaks_of_timeout(log)
             outcome = replace(outcome, timed_out=timed_out, at=stacks.crashed_at(log))
         return self._with_memory(outcome) if code == -signal.SIGKILL and status is Status.KILLED else outcome
@@ -406,10 +409,12 @@ class Ranks:
         """With the last lines of the rank's log, and, where a collective timed out, with what the others did."""
         shown = outcome.raised.traceback if outcome.raised is not None else ""
         wanted = self.plan.settings.logs.tail_lines
-        lines = _last_lines(member.order, wanted + len(shown.splitlines()))
+        crashed = outcome.status is Status.KILLED and outcome.exit_code != -signal.SIGKILL
+        lines = _last_lines(member.order, _WITH_STACKS if crashed else wanted + len(shown.splitlines()))
         if outcome.end.is_echo:
             outcome = replace(outcome, others=self._stood(failed=outcome.timed_out))
-        tail = log_lines.without_traceback(lines, shown)[-wanted:] if wanted else ()
+        said = log_lines.last_words(lines, max(1, wanted)) if crashed else log_lines.without_traceback(lines, shown)
+        tail = said[-wanted:] if wanted else ()
         return self.gpus.named(replace(outcome, log_tail=tail))
 
     def usage(self) -> disk.Usage:

@@ -74,7 +74,7 @@ def test_a_rank_that_vanishes_is_reported_with_how_and_why(warm, tmp_path, how, 
     assert f"rank 1 (local_rank 1) on node 0 ({os.uname().nodename}) {said}" in text
     assert "[rank 1] the last thing it said" in ended.out
     # A crash in native code leaves Python's stack as the last words; there, three lines were not enough for more.
-    assert ("the last thing it said" if how != "SIGSEGV" else "Extension modules") in text
+    assert "the last thing it said" in text, "however long the stacks are that come after it"
     # Real ranks with torch imported: hundreds of MiB, kept by the kernel also for the one that is gone.
     high_water = r"Memory high-water of each rank of this node: rank 0 \d\d\d\.\d MiB, rank 1 \d\d\d\.\d MiB"
     assert bool(re.search(high_water, text)) == (how == "SIGKILL")

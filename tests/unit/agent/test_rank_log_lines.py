@@ -17,7 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.agent import log_lines
-from flytekitplugins_safedist.agent.log_lines import LogFollower, printable, tail, to_stdout, without_traceback
+from flytekitplugins_safedist.agent.log_lines import (
+    LogFollower,
+    last_words,
+    printable,
+    tail,
+    to_stdout,
+    without_traceback,
+)
 from tests.harness.procs import DEADLINE
 
 
@@ -310,6 +317,36 @@ def test_a_traceback_with_any_message_is_recognised_in_the_log_it_was_printed_to
             stream.write(f"epoch 1\n{shown}")
         left[message] = without_traceback(tail(log, 20), shown)
     assert left == dict.fromkeys(left, ("epoch 1",))
+
+
+# --- what a crash says ----------------------------------------------------------------------------------------------
+THROWN = ["terminate called after throwing an instance of 'c10::Error'", "  what():  CUDA error: device-side assert"]
+NATIVE = [
+    "Exception raised from c10_cuda_check (most recent call first):",
+    *(f"frame #{n}: c10" for n in range(30)),
+    "",
+]
+FATAL = "Fatal Python error: Aborted"
+OTHERS = ["", "Thread 0x00007f (most recent call first):", *['  File "threading.py", line 1 in wait'] * 40, ""]
+CRASHED = [
+    "Current thread 0x00008f (most recent call first):",
+    *(f'  File "a.py", line {n} in f' for n in range(40)),
+    "",
+]
+MODULES = ["Extension modules: numpy (total: 1)"]
+
+
+def test_the_text_of_a_crash_is_kept_and_of_its_stacks_what_leads_there() -> None:
+    dump = [*OTHERS, *CRASHED, *MODULES]
+    assert last_words(["epoch 1", *THROWN, FATAL, *dump], 20) == ("epoch 1", *THROWN, FATAL, *CRASHED[1:11])
+    assert last_words(["epoch 1", *THROWN, *NATIVE, FATAL, *OTHERS], 5) == (*THROWN, NATIVE[0], "", FATAL)
+    assert last_words([FATAL, *OTHERS, *THROWN, FATAL, *dump], 2) == (FATAL, CRASHED[1])
+    assert last_words([FATAL, *dump], 1) == (FATAL,)
+
+
+def test_what_is_no_crash_is_kept_as_it_is() -> None:
+    assert last_words(["epoch 1", "free(): invalid pointer"], 1) == ("free(): invalid pointer",)
+    assert last_words([], 3) == ()
 
 
 class Followed:
