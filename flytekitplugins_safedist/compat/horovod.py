@@ -65,6 +65,42 @@ def before_init(check: Callable[[], object]) -> None:
     native.horovod_init = checked
 
 
+def key_value_server(host: str) -> Any:
+    """Horovod's key-value server for one round, at a port that the kernel picks (Horovod's own find_port tries them one
+    by one). With it ranks may leave Horovod and begin it again, as often as they like.
+
+    A scope holds the addresses of ranks until all have left it. Horovod's own server (0.28.1, RendezvousHandler)
+    forgets who has left each of the scopes as soon as one of them is done: what stays of the others are addresses of
+    ranks that listen there no more, for which the next ``hvd.init()`` waits.
+
+    Raises:
+        IncompatibleVersionError: it counts in another way.
+    """
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    lookup(RendezvousHandler, "do_DELETE", of="horovod")
+
+    class CountsEachScope(RendezvousHandler):  # type: ignore[misc]  # Horovod is untyped to mypy
+        def do_DELETE(self) -> None:
+            scope, _, rank = self.path.strip("/").partition("/")
+            size = self.server.scope_size.get(scope)
+            if size is None:
+                super().do_DELETE()
+                return
+            with self.server.finished_list_lock, self.server.cache_lock:
+                finished = self.server.finished_list[scope]
+                finished.append(rank)
+                if len(finished) == size:
+                    finished.clear()
+                    self.server.cache.pop(scope, None)
+            self.send_status_code(200)
+
+    server = RendezvousHTTPServer((host, 0), CountsEachScope, 0)
+    for name in ("cache", "cache_lock", "finished_list", "finished_list_lock", "scope_size"):
+        lookup(server, name, of="horovod")
+    return server
+
+
 def _about(arguments: tuple[Any, ...]) -> str:
     """A name is the only bytes among them, and the process set's number the last whole number."""
     name = next((each.decode(errors="replace") for each in arguments if isinstance(each, bytes)), "")

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ... import envvars
+from ...compat import horovod as horovod_inside
 from ...errors import TopologyError
 from ...fs.identity import Identity
 from .torch import EVERY_RANKS, LOOPBACK, TorchBackend
@@ -42,12 +43,9 @@ class HorovodBackend(TorchBackend):
     def open_round(self, *, nnodes: int, nproc_per_node: int) -> Mapping[str, str]:
         """Start the key-value server: on the loopback interface when the job has only this node."""
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
-        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
         self.close_round()
-        host = LOOPBACK if nnodes == 1 else ""
-        # Port 0: the kernel picks one that is free, at once; Horovod's own find_port tries them one by one.
-        self._server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
+        self._server = horovod_inside.key_value_server(LOOPBACK if nnodes == 1 else "")
         hosts = [HostInfo(_scope(node), nproc_per_node) for node in range(nnodes)]
         self._server.init(get_host_assignments(hosts, nnodes * nproc_per_node))
         self._thread = threading.Thread(target=self._server.serve_forever, name="safedist horovod server", daemon=True)

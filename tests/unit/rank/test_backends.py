@@ -222,6 +222,23 @@ def test_the_server_knows_how_many_ranks_each_scope_waits_for(horovod: HorovodBa
     }
 
 
+@pytest.mark.horovod
+def test_no_scope_keeps_addresses_for_the_next_init_whichever_is_left_first(horovod: HorovodBackend) -> None:
+    kept = Client(horovod.open_round(nnodes=1, nproc_per_node=2))
+    for scope, rank in (("local_node-0", 0), ("local_node-0", 1), ("cross_0", 0), ("cross_1", 1)):
+        kept.ask("PUT", f"/{scope}/{rank}", b"address")
+    # Rank 0 is through with its scopes before rank 1 has left the first.
+    for scope, rank in (("local_node-0", 0), ("cross_0", 0), ("local_node-0", 1), ("cross_1", 1)):
+        assert kept.ask("DELETE", f"/{scope}/{rank}")[0] == 200
+    assert [kept.ask("GET", f"/local_node-0/{rank}")[0] for rank in (0, 1)] == [404, 404]
+    # And so the next time.
+    kept.ask("PUT", "/local_node-0/0", b"new address")
+    kept.ask("DELETE", "/local_node-0/0")
+    assert kept.ask("GET", "/local_node-0/0") == (200, b"new address"), "rank 1 has yet to read it"
+    kept.ask("DELETE", "/local_node-0/1")
+    assert kept.ask("GET", "/local_node-0/0")[0] == 404
+
+
 # --- what is missing -------------------------------------------------------------------------------------------------
 TORCH_HINT = "pip install 'flytekitplugins-safedist[torch]', in the task's image too"
 HOROVOD_HINT = (
