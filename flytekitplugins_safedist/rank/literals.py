@@ -119,7 +119,9 @@ def write_outputs(entity: Any, inputs: dict[str, Any], returned: Any, files: Ran
     with FlyteContextManager.with_context(ctx.with_execution_state(state)) as upload_ctx:
         try:
             literals, native = transfers.outlast(
-                "uploading the task's outputs", lambda: flytekit_inside.to_literals(entity, returned, upload_ctx)
+                "uploading the task's outputs",
+                lambda: flytekit_inside.to_literals(entity, returned, upload_ctx),
+                only_once=_has_iterator(returned),
             )
         except Exception as error:
             missing = _not_there(returned, str(error))
@@ -211,6 +213,13 @@ def _not_there(returned: object, said: str) -> PayloadError | None:
             "rank 0 write what it returns, or write to storage that all nodes share and return that path",
         )
     return None
+
+
+def _has_iterator(value: object) -> bool:
+    """Whether there is one in *value*, which would have nothing, or only the rest, for a second try."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return any(map(_has_iterator, value)) if isinstance(value, (list, tuple)) else isinstance(value, Iterator)
 
 
 def _paths(value: Any) -> Iterator[str]:

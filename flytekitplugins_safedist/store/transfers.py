@@ -96,20 +96,23 @@ class Transfers:
         """
         return await once(to, self._followed("download of", address))
 
-    def outlast(self, what: str, action: Callable[[], T]) -> T:
+    def outlast(self, what: str, action: Callable[[], T], *, only_once: bool = False) -> T:
         """What *action* returns, which moves data to or from the store by whatever client: it is done again as a whole
         while the store is away.
 
         Args:
             what: it does, for the log.
             action: may be done again from the beginning.
+            only_once: it may not; each of its uploads is tried again instead.
 
         Raises:
             StorageError: the store stayed away, or refuses.
         """
-        seconds, self.seconds = self.seconds, 0.0  # what is tried again as a whole is not tried again in parts
+        seconds = self.seconds
+        if not only_once:
+            self.seconds = 0.0  # what is tried again as a whole is not tried again in parts
         try:
-            return outlasting(action, what, Retry(seconds), tell=self._tells)
+            return outlasting(action, what, Retry(0.0 if only_once else seconds), tell=self._tells)
         finally:
             self.seconds = seconds
 

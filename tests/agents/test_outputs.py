@@ -61,6 +61,21 @@ def test_what_a_type_stores_by_a_client_of_its_own_waits_for_the_store(warm, tmp
     assert "uploading the task's outputs failed: EndpointConnectionError" in ended.out
 
 
+@pytest.mark.parametrize("task", ["lines", "files"])
+def test_what_can_be_drawn_only_once_is_uploaded_whole_after_an_outage(warm, tmp_path, away, s3, task):
+    environment = {**s3.environment, **away.environment, "FLYTE_AWS_ENDPOINT": away.environment["TEST_STORE"]}
+    raw = ["--raw-output-data-prefix", f"s3://code/{tmp_path.name}"]
+    running = warm.start(f"job_stored:{task}", tmp_path / "job", kind="execute", arguments=raw, environment=environment)
+    away.meanwhile(running, "returns")
+    ended = running.wait()
+    assert (ended.code, ended.uploaded) == (0, ["outputs.pb"]), ended.err
+    message = literals_pb2.LiteralMap.FromString((ended.files / "outputs/outputs.pb").read_bytes())
+    literal = message.literals["o0"]
+    blobs = [each.scalar.blob.uri for each in literal.collection.literals] or [literal.scalar.blob.uri]
+    stored = [s3.get(uri.removeprefix("s3://code/")).decode() for uri in blobs]
+    assert stored == {"lines": ['{"step": 0}\n{"step": 1}\n{"step": 2}\n'], "files": ["0", "1", "2"]}[task]
+
+
 def test_inputs_wait_for_the_store_too(warm, tmp_path, away):
     running = warm.start("job_stored:reads_back", tmp_path / "job", environment=away.environment)
     away.meanwhile(running, "reads")

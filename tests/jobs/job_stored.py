@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Iterator  # noqa: UP035  (by this one flytekit knows what its lines of JSON are)
 
 from flytekit import FlyteContext, task
 from flytekit.core.type_engine import TypeEngine, TypeTransformer
 from flytekit.models.literals import Literal, Primitive, Scalar
 from flytekit.models.types import LiteralType, SimpleType
+from flytekit.types.file import FlyteFile
+from flytekit.types.iterator.json_iterator import JSON
 
-from flytekitplugins_safedist import SafeTorch, Timeouts
+from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
 from tests.harness.moto_s3 import BUCKET
 from tests.harness.procs import say, wait_for_word
 
@@ -83,3 +85,22 @@ def reads(frame: Frame) -> str:
 def reads_back() -> str:
     rows: str = reads(frame=Frame("1, 2, 3"))
     return rows
+
+
+@task(task_config=SafeTorch(nproc_per_node=1))
+def lines() -> Iterator[JSON]:
+    told("returns")
+    return ({"step": step} for step in range(3))
+
+
+def written() -> Iterator[FlyteFile]:
+    for step in range(3):
+        path = current_rank().scratch / f"{step}.txt"
+        path.write_text(str(step))
+        yield FlyteFile(str(path))
+
+
+@task(task_config=SafeTorch(nproc_per_node=1))
+def files() -> Iterator[FlyteFile]:
+    told("returns")
+    return written()
