@@ -32,7 +32,7 @@ from ..hangs.evidence import Evidence
 from ..record.profile import StepProfile
 from ..record.writer import RECORDER, Recorder
 from . import context, debugger, recording, replicas, shared_page, task, users_code
-from .backends.horovod import refuse_unknown_host
+from .backends.horovod import refuse_unknown_address
 from .backends.torch import prepare_store
 from .fork import Reads, as_fresh, die_with_parent, elsewhere
 from .order import JobOrder, RankOrder
@@ -312,7 +312,7 @@ class RankProcess:
         if envvars.HOROVOD_CONTROLLER in order.environment:
             with contextlib.suppress(ImportError):  # it is not needed where a rank does without it
                 horovod_inside.around_waits(waits, page.wait_ends)
-                horovod_inside.before_init(refuse_unknown_host)
+                horovod_inside.before_init(refuse_unknown_address)
 
     def _note_others(self) -> None:
         """Whether this rank has worked with others, as far as can be seen at its end: in a group that nobody has called

@@ -101,6 +101,15 @@ def test_a_host_without_an_address_is_an_error_and_no_crash_of_horovod(warm, tmp
     assert "HOROVOD_GLOO_IFACE" in error.message
 
 
+@pytest.mark.horovod
+def test_a_network_interface_that_is_not_there_is_an_error_and_no_crash_of_horovod(warm, tmp_path):
+    made = Job(warm, tmp_path, "horovod_by_interface", more={"HOROVOD_GLOO_IFACE": "no-such0"}, nproc_per_node=1)
+    error = uploaded_error(made.run()[0])
+    assert (error.code, error.kind) == ("USER:TopologyError", NON_RECOVERABLE)
+    assert "[HOROVOD_GLOO_IFACE=no-such0]" in error.message
+    assert "lo" in error.message, "it says which there are"
+
+
 def test_a_long_text_of_node_1_arrives_whole_and_a_recoverable_exception_stays_so(warm, tmp_path):
     first, _ = Job(warm, tmp_path, "torch", "recoverable").run()
     assert "a layer, " * 1_200 in uploaded_error(first).message

@@ -92,6 +92,14 @@ def horovod_on_a_host_without_address() -> str:
     return f"{hvd.size()} ranks"
 
 
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+def horovod_by_interface() -> str:
+    import horovod.torch as hvd
+
+    hvd.init()
+    return f"{hvd.size()} ranks"
+
+
 PATIENT = Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)
 """Whoever waits these out here waits for ever: no test does."""
 

@@ -84,14 +84,15 @@ class HorovodBackend(TorchBackend):
             thread.join()
 
 
-def refuse_unknown_host() -> None:
-    """Where Gloo is to find the address of this rank by its host's name, see that it does, as it does that itself:
-    it would end the process (SIGSEGV, SIGABRT).
+def refuse_unknown_address() -> None:
+    """See that Gloo finds the address of this rank, by the network interface that is named, or by the host's name, as
+    it does that itself: it would end the process (SIGSEGV, SIGABRT).
 
     Raises:
-        TopologyError: the name has no address, or none of this machine.
+        TopologyError: there is no such interface; or the name has no address, or none of this machine.
     """
-    if os.environ.get(envvars.HOROVOD_GLOO_IFACE):
+    if interface := os.environ.get(envvars.HOROVOD_GLOO_IFACE):
+        _refuse_unknown_interface(interface)
         return
     name = socket.gethostname()
     try:
@@ -111,6 +112,18 @@ def refuse_unknown_host() -> None:
         hint="give the pod a host name that resolves to its own address (/etc/hosts), or set HOROVOD_GLOO_IFACE to the "
         "network interface by which the nodes reach each other",
     )
+
+
+def _refuse_unknown_interface(name: str) -> None:
+    there = [each for _, each in socket.if_nameindex()]
+    if name.partition(":")[0] not in there:  # what follows a colon labels one of its addresses
+        raise TopologyError(
+            "Horovod is to find this rank's address by a network interface that is not there",
+            where={envvars.HOROVOD_GLOO_IFACE: name},
+            expected=f"one of {', '.join(there)}",
+            hint="set it to the interface by which the nodes reach each other, of one name in all pods, or leave it "
+            "out: Horovod takes the address of the pod's host name then",
+        )
 
 
 def _scope(node_rank: int) -> str:
