@@ -16,7 +16,6 @@ from flyteidl.core import errors_pb2
 from tests.harness.control_groups import control_group
 from tests.harness.job import operators_variables
 from tests.harness.pod import Pod
-from tests.harness.procs import Warm
 from tests.harness.product import ReservedPort
 from tests.harness.proxy import Proxy
 from tests.harness.registered import registered
@@ -130,13 +129,11 @@ class Relay(Proxy):
 
 
 @pytest.mark.parametrize("greedy", [0, 1])
-def test_a_node_that_vanishes_with_its_memory_full_is_told_as_out_of_memory(
-    warm: Warm, tmp_path: Path, group: Path, greedy: int
-) -> None:
+def test_a_node_that_vanishes_with_its_memory_full_is_told_as_out_of_memory(tmp_path: Path, group: Path, greedy: int):
     reserved = ReservedPort()
     relay = Relay(reserved.port)
     limits = {"TEST_GROUP": str(group), "TEST_LIMIT": str(LIMIT), "FLYTE_INTERNAL_EXECUTION_ID": tmp_path.name}
-    pods = [Pod(tmp_path / f"pod-{number}", {"workflows.py": WORKFLOWS}, warm) for number in range(2)]
+    pods = [Pod(tmp_path / f"pod-{number}", {"workflows.py": WORKFLOWS}) for number in range(2)]
     for number, (pod, port) in enumerate(zip(pods, (reserved.port, relay.port), strict=True)):
         pod.prefix = str(pods[0].outputs)
         pod.environment = {
@@ -149,17 +146,18 @@ def test_a_node_that_vanishes_with_its_memory_full_is_told_as_out_of_memory(
     def enter() -> None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
 
-    command = pods[greedy].fast_arguments("one_node_is_greedy")
-    vanishes = pods[greedy].start(*command, preexec_fn=enter)
-    stays = pods[1 - greedy].running(*pods[1 - greedy].fast_arguments("one_node_is_greedy"))
+    running = [
+        pod.start(*pod.fast_arguments("one_node_is_greedy"), preexec_fn=enter if number == greedy else None)
+        for number, pod in enumerate(pods)
+    ]
     assert relay.heard.wait(60), relay.text
     for pid in (group / "cgroup.procs").read_text().split():  # as the kernel does under memory.oom.group
         os.kill(int(pid), signal.SIGKILL)
-    vanishes.communicate()
+    running[greedy].communicate()
     if greedy == 0:
         relay.close()
-    ended = stays.wait()
+    _, err = running[1 - greedy].communicate()
     error = pods[0].error()
     assert (error.code, error.kind) == ("USER:OutOfMemory", errors_pb2.ContainerError.RECOVERABLE), error.message
     assert re.search(rf"node {greedy}: .*; its memory was full \([\d.]+ MiB of 900.0 MiB in use\)", error.message)
-    assert error.message.splitlines()[0] in ended.err, "it is said at the first loss, too"
+    assert error.message.splitlines()[0] in err, "it is said at the first loss, too"

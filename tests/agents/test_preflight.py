@@ -3,6 +3,7 @@ network between them: container tests have that."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -175,8 +176,11 @@ def slow_machine() -> Iterator[Path]:
 
 def measures(checks: psutil.Process) -> bool:
     """Whether it has opened the file that it measures the disk with: torch is imported, and nothing is computed yet."""
-    links = [Path(f"/proc/{checks.pid}/fd/{number}") for number in os.listdir(f"/proc/{checks.pid}/fd")]
-    return any(os.path.lexists(link) and str(link.readlink()).endswith(" (deleted)") for link in links)
+    for number in os.listdir(f"/proc/{checks.pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(f"/proc/{checks.pid}/fd/{number}").endswith(" (deleted)"):
+                return True
+    return False
 
 
 @pytest.mark.end("unfit", "SYSTEM:PreflightSpeed")
