@@ -742,6 +742,7 @@ class EndOfRank:
         exit_code: of its process.
         out_of_memory: whether the kernel's out-of-memory killer was at work while the ranks ran.
         timed_out: whether a collective of it waited in vain, by its exception or its log.
+        has_met: whether it may have worked with other ranks: what never did has lost none.
         others: whether it is known where others of its node were then.
         of_disk: whether an OSError is in what it raised.
         gpu_code: of what its GPU has reported, ``SYSTEM:...`` where that is the hardware's; "" for nothing.
@@ -755,6 +756,7 @@ class EndOfRank:
     exit_code: int | None = None
     out_of_memory: bool = False
     timed_out: bool = False
+    has_met: bool = True
     others: bool = False
     of_disk: bool = False
     gpu_code: str = ""
@@ -787,6 +789,8 @@ class EndOfRank:
         an exception that tells of another rank's failure."""
         if self.failure is Failure.TIMED_OUT and self.others:
             return 1
+        if self.failure is Failure.ABORTED and not self.has_met:
+            return 0
         return self.row.echo or (3 if self.of_another else 0)
 
     @property

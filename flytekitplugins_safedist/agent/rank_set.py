@@ -22,6 +22,7 @@ from ..rank.places import RankFiles
 from ..rank.shared_page import AgentPage
 from ..rank_server import cleanup
 from ..rank_server.client import EndedRank
+from ..record import layout
 from ..record.run import RankView
 from ..store.patience import within
 from ..texts import human
@@ -392,7 +393,8 @@ class Ranks:
         if status is Status.KILLED:  # the word of NCCL's watchdog comes before long stacks
             log = "\n".join(_last_lines(member.order, _WITH_STACKS))
             timed_out = code == -signal.SIGABRT and speaks_of_timeout(log)
-            outcome = replace(outcome, timed_out=timed_out, at=stacks.crashed_at(log))
+            has_met = layout.has_met(member.page.summary)
+            outcome = replace(outcome, timed_out=timed_out, has_met=has_met, at=stacks.crashed_at(log))
         return self._with_memory(outcome) if code == -signal.SIGKILL and status is Status.KILLED else outcome
 
     def _with_memory(self, outcome: RankOutcome) -> RankOutcome:

@@ -84,7 +84,7 @@ def judge(
     """
     end = cause.end
     # An echo where somebody was gone: else native code of this rank's may have given up by itself.
-    failure = Failure.PEER_LOST if end.row.echo and returned else end.failure
+    failure = Failure.PEER_LOST if end.is_echo and end.row.echo and returned else end.failure
     row = ROWS[failure]
     opening, hint = _opening(cause, failure, returned=returned, nodes=nodes)
     text = f"{opening.format(rank=cause.rank, scratch=disk or _NOT_SEEN)}{describe(cause)}"

@@ -305,14 +305,20 @@ class RankProcess:
             page.wait_begins(about)
             meet()
 
+        def begins() -> None:
+            refuse_unknown_address()
+            meet()
+
         prepare_store(order.environment)
         torch_inside.call_at_groups(makes_group)
         if order.context.world_size > 1:
             evidence.follow(order.files.records, meet)
         if envvars.HOROVOD_CONTROLLER in order.environment:
-            with contextlib.suppress(ImportError):  # it is not needed where a rank does without it
+            try:
                 horovod_inside.around_waits(waits, page.wait_ends)
-                horovod_inside.before_init(refuse_unknown_address)
+                horovod_inside.before_init(begins)
+            except ImportError:  # not for torch, or not there: nobody can tell
+                meet()
 
     def _note_others(self) -> None:
         """Whether this rank has worked with others, as far as can be seen at its end: in a group that nobody has called

@@ -85,6 +85,7 @@ class RankOutcome(Record):
         memory: what is known of memory on its node, where it was killed.
         out_of_memory: whether processes were OOM-killed there while the ranks ran.
         timed_out: whether a collective operation of it waited in vain for ranks that were there.
+        has_met: whether it may have worked with other ranks.
         others: where the other ranks of its node stood when it had failed for that; as text.
         step: at which it was, by what it saves; -1 where it saves nothing by steps.
         gpu: what its GPU has reported, of which this comes.
@@ -106,6 +107,7 @@ class RankOutcome(Record):
     memory: str = ""
     out_of_memory: bool = False
     timed_out: bool = False
+    has_met: bool = True
     others: str = ""
     step: int = -1
     gpu: GpuFault | None = None
@@ -141,6 +143,7 @@ class RankOutcome(Record):
             exit_code=self.exit_code,
             out_of_memory=self.out_of_memory,
             timed_out=self.timed_out,
+            has_met=self.has_met,
             others=bool(self.others),
             of_disk=raised is not None and bool(raised.errnos),
             gpu_code="" if self.gpu is None else self.gpu.code,

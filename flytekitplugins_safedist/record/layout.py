@@ -158,6 +158,12 @@ def read(memory: memoryview, rank: int, *, since: float, until: float, how: str)
     return RankSummary(rank, since, until, how)
 
 
+def has_met(memory: memoryview) -> bool:
+    """Whether a rank that has noted this has worked with others: see :attr:`.RankSummary.met`."""
+    noted = RankMemory.from_buffer_copy(memory)
+    return noted.version == VERSION and bool(noted.met)
+
+
 def _fill(summary: RankSummary, noted: RankMemory) -> None:
     shift = noted.began - summary.since
     summary.phases = list(_phases(summary, noted, shift))

@@ -101,6 +101,13 @@ def test_a_rank_that_returned_early_is_named_where_the_others_only_lost_it(warm,
     assert "The first of them is: rank 0 (local_rank 0) on node 0" in error.message.splitlines()[0]
 
 
+@pytest.mark.end("aborted", "USER:SIGABRT")
+def test_an_abort_of_a_rank_that_never_met_the_others_is_its_own_though_they_have_returned(warm, tmp_path, as_promised):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    task = "job_failing:one_aborts_as_the_other_has_returned"
+    as_promised(warm.run(task, tmp_path / "job", kind="execute", environment={"TEST_PIPE": str(pipe)}))
+
+
 @pytest.mark.end("timed out", "USER:CollectiveTimeout")
 def test_a_collective_that_a_rank_skips_is_said_to_be_that_with_where_the_rank_was(warm, tmp_path, as_promised):
     ended = warm.run("job_failing:one_skips_a_collective", tmp_path / "job", kind="execute")

@@ -142,6 +142,16 @@ def one_returns_early() -> None:
         dist.all_reduce(torch.ones(4))
 
 
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def one_aborts_as_the_other_has_returned() -> None:
+    """Two ranks that never meet. Rank 0 holds the other end of ``$TEST_PIPE`` until its process ends."""
+    if current_rank().rank == 0:
+        os.open(os.environ["TEST_PIPE"], os.O_WRONLY)
+        return
+    Path(os.environ["TEST_PIPE"]).read_bytes()
+    fail("SIGABRT")
+
+
 def evaluates_alone() -> None:
     signal.pause()
 
