@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -120,8 +120,62 @@ Claim = Annotated[str, _name_of("PersistentVolumeClaim", 253, "use small letters
 QueueName = Annotated[str, _name_of("LocalQueue", 63, "use up to 63 small letters, digits, '-' and '.'")]
 
 
+_DIFFERENT = {
+    "operator": "leave it out: a job of several nodes is a PyTorchJob, for Horovod too, which needs no MPI",
+    "launcher": "leave it out: no pod launches the others; master=Master(...), worker=Worker(...) are those that train",
+    "slots": "write nproc_per_node=",
+    "replicas": "write nnodes=",
+    "num_workers": "write nnodes=, the number of pods that train, node 0 among them",
+    "num_launcher_replicas": "leave it out: no pod launches the others",
+    "rdzv_configs": "write timeouts=Timeouts(rendezvous=SECONDS) for its join_timeout, and leave out the rest",
+    "elastic_timeout": "write timeouts=Timeouts(rendezvous=SECONDS)",
+    "monitor_interval": "leave it out: an agent hears of a rank's end at once",
+    "increase_shared_mem": "leave it out: /dev/shm is as large as the memory; @task(shared_memory=...) sizes it",
+    "discovery_script_path": "leave it out: the operator says which nodes there are",
+    "verbose": "leave it out: logs=Logs(...) says what is shown",
+    "log_level": "leave it out: logs=Logs(...) says what is shown",
+}
+"""Arguments of Flyte's ``Elastic``, ``PyTorch``, ``MPIJob`` and ``HorovodJob`` that are none here: what to write."""
+
+
+def _instead(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, 1) or [each for each in names if each.startswith(name)]
+    there = f"leave it out; there are {', '.join(names)}"
+    return _DIFFERENT.get(name) or (f"did you mean {near[0]}?" if near else there)
+
+
+class _Fields:
+    """A class whose fields are all given by name."""
+
+    def __new__(cls, *values: object, **arguments: object) -> Self:
+        """Refuse what is no field, before Python calls it an unexpected argument.
+
+        Raises:
+            ConfigError: all of it, with what to write instead.
+        """
+        takes = inspect.signature(cls.__init__).parameters  # a user's class may have an __init__ of its own
+        names = [each for each in takes if each != "self"]
+        problems = []
+        if not any(each.kind in _TAKEN_WITHOUT_A_NAME for name, each in takes.items() if name != "self"):
+            repair = f"write {cls.__name__}(NAME=...), with one of: {', '.join(names)}"
+            problems += [Problem(f"argument {at}", each, "has no name", repair) for at, each in enumerate(values, 1)]
+        if not any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+            reason, unknown = f"is no field of {cls.__name__}", sorted(arguments.keys() - takes.keys())
+            problems += [Problem(name, arguments[name], reason, _instead(name, names)) for name in unknown]
+        if problems:
+            raise ConfigError(problems)
+        return super().__new__(cls)
+
+
+_TAKEN_WITHOUT_A_NAME = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Scratch:
+class Scratch(_Fields):
     """Where ranks keep their private files, and for how long.
 
     Attributes:
@@ -150,7 +204,7 @@ class Scratch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeouts:
+class Timeouts(_Fields):
     """How long each wait may take, in seconds. Every wait has a deadline; when one expires, the error says who was
     waited for.
 
@@ -179,7 +233,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logs:
+class Logs(_Fields):
     """What of the ranks' output reaches the node's log.
 
     Attributes:
@@ -197,7 +251,7 @@ class Logs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hangs:
+class Hangs(_Fields):
     """When a wait or a step counts as a hang, and what follows.
 
     Attributes:
@@ -217,7 +271,7 @@ class Hangs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metrics:
+class Metrics(_Fields):
     """Where each node shows its metrics while the job runs (docs/metrics.md).
 
     Attributes:
@@ -230,7 +284,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preflight:
+class Preflight(_Fields):
     """Checks of all nodes before the first rank starts (docs/preflight.md). They look at scratch, /dev/shm, names, the
     connections between nodes, clocks, GPUs, a small matrix product, and an all-reduce between neighbours.
 
@@ -247,7 +301,7 @@ class Preflight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(_Fields):
     """Steps that torch.profiler looks into (docs/record.md). A rank tells its steps by ``current_rank().progress``.
 
     Attributes:
@@ -261,33 +315,8 @@ class Profile:
     ranks: Ranks | None = (0,)
 
 
-_DIFFERENT = {
-    "operator": "leave it out: a job of several nodes is a PyTorchJob, for Horovod too, which needs no MPI",
-    "launcher": "leave it out: no pod launches the others; master=Master(...), worker=Worker(...) are those that train",
-    "slots": "write nproc_per_node=",
-    "replicas": "write nnodes=",
-    "num_workers": "write nnodes=, the number of pods that train, node 0 among them",
-    "num_launcher_replicas": "leave it out: no pod launches the others",
-    "rdzv_configs": "write timeouts=Timeouts(rendezvous=SECONDS) for its join_timeout, and leave out the rest",
-    "elastic_timeout": "write timeouts=Timeouts(rendezvous=SECONDS)",
-    "monitor_interval": "leave it out: an agent hears of a rank's end at once",
-    "increase_shared_mem": "leave it out: /dev/shm is as large as the memory; @task(shared_memory=...) sizes it",
-    "discovery_script_path": "leave it out: the operator says which nodes there are",
-    "verbose": "leave it out: logs=Logs(...) says what is shown",
-    "log_level": "leave it out: logs=Logs(...) says what is shown",
-}
-"""Arguments of Flyte's ``Elastic``, ``PyTorch``, ``MPIJob`` and ``HorovodJob`` that are none here: what to write."""
-
-
-def _instead(name: str, fields: Iterable[str]) -> str:
-    names = [each for each in fields if each != "self"]
-    near = difflib.get_close_matches(name, names, 1) or [each for each in names if each.startswith(name)]
-    there = f"leave it out; there are {', '.join(names)}"
-    return _DIFFERENT.get(name) or (f"did you mean {near[0]}?" if near else there)
-
-
 @dataclass(frozen=True, kw_only=True)
-class SafeDistributed:
+class SafeDistributed(_Fields):
     """What Horovod and PyTorch tasks have in common. Use :class:`SafeHorovod` or :class:`SafeTorch`.
 
     Where Flyte's own PyTorch plugin has a class for something (``RunPolicy``, ``Master``, ``Worker``,
@@ -336,23 +365,17 @@ class SafeDistributed:
     run_policy: kfpytorch.RunPolicy | None = None
     queue: QueueName | None = None
 
-    def __new__(cls, *_: object, **arguments: object) -> Self:
-        """Refuse what is no field, before Python calls it an unexpected argument.
+    def __new__(cls, *values: object, **arguments: object) -> Self:
+        """Refuse a class that is none of ours any more.
 
         Raises:
-            ConfigError: all of it, with what to write instead.
+            ConfigError: that, or what is no field.
         """
         if not SafeDistributed.__dataclass_fields__.keys() <= cls.__dataclass_fields__.keys():
             reason = "has the fields of another of its bases alone"
             repair = f"write @dataclass above class {cls.__name__}"
             raise ConfigError([Problem("task_config", cls.__name__, reason, repair)])
-        takes = inspect.signature(cls.__init__).parameters  # a user's class may have an __init__ of its own
-        is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
-        unknown = () if is_open else arguments.keys() - takes.keys()
-        if unknown:
-            reason = f"is no field of {cls.__name__}"
-            raise ConfigError(Problem(name, arguments[name], reason, _instead(name, takes)) for name in sorted(unknown))
-        return super().__new__(cls)
+        return super().__new__(cls, *values, **arguments)
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Have flytekit know a user's own class, too: a task of a class that it does not know has no ranks."""

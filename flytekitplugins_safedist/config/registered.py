@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .. import envvars, stopping
-from ..errors import Problem, TopologyError
+from ..errors import ConfigError, Problem, TopologyError
 from .options import Backend, Hangs, Logs, Metrics, Preflight, Profile, Scratch, StartMethod, Timeouts, nodes_text
 from .quantities import size_in_bytes
 from .typed import well_typed
@@ -109,7 +109,7 @@ class Registered:
             version = said.pop("version")
             if version == VERSION:
                 made = well_typed(Registered(**_values(said)), problems)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
             raise _unreadable(text, f"{type(error).__name__}: {error}") from error
         if version != VERSION:
             what = "this pod was registered by another version of flytekitplugins-safedist than its image has"

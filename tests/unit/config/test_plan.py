@@ -42,12 +42,10 @@ def test_every_word_of_the_user_reaches_the_plan() -> None:
 
 
 @pytest.mark.parametrize("config", [SafeHorovod(), Scratch(), Timeouts(), Logs()])
-def test_configs_are_frozen_hashable_and_take_their_fields_by_name(config: Any) -> None:
+def test_configs_are_frozen_and_hashable(config: Any) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(config, dataclasses.fields(config)[0].name, None)
     assert hash(config) == hash(dataclasses.replace(config)) == hash(pickle.loads(pickle.dumps(config)))
-    with pytest.raises(TypeError):
-        type(config)(1)
 
 
 def template(**container: Any) -> PodTemplate:

@@ -544,6 +544,16 @@ def test_a_field_that_is_misspelled_is_refused_with_the_one_that_is_near() -> No
         SafeTorch(np=2)
     with pytest.raises(ConfigError, match=r"gpus=2 is no field of SafeTorch \(leave it out; there are nnodes, nproc_"):
         SafeTorch(gpus=2)
+    with pytest.raises(ConfigError, match=r"begin=1 is no field of Timeouts \(leave it out; there are code, start, "):
+        Timeouts(begin=1)
+
+
+@pytest.mark.parametrize("cls", [SafeTorch, SafeHorovod, Hangs, Logs, Metrics, Preflight, Profile, Scratch, Timeouts])
+def test_a_value_without_a_name_is_refused_with_the_names_that_there_are(cls) -> None:
+    first, *_ = dataclasses.fields(cls)
+    repair = rf"\(write {cls.__name__}\(NAME=\.\.\.\), with one of: {first.name}"
+    with pytest.raises(ConfigError, match=rf"argument 1='ab' has no name {repair}"):
+        cls("ab")
 
 
 # --- classes of the user's own ----------------------------------------------------------------------------------------
