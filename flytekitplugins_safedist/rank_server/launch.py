@@ -70,7 +70,9 @@ def launch(environment: Mapping[str, str]) -> Launched:
             "the rank server cannot be started",
             where={"host": socket.gethostname()},
             seen=f"{type(error).__name__}: {error}",
-            hint="look at this node's limits of processes, memory and open files",
+            hint="look whether this process may run that file"
+            if isinstance(error, (PermissionError, FileNotFoundError))
+            else "look at this node's limits of processes, memory and open files",
         ) from error
     child.returncode = 0  # reaped by the server's client, not by subprocess
     return Launched(ours, child.pid)

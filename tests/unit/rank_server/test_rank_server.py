@@ -329,7 +329,7 @@ def opened_when_read(fifo: Path) -> int:
 
 def test_a_server_that_cannot_be_started_is_a_launch_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(LaunchError, match=r"the rank server cannot be started.*/nowhere/python"):
+    with pytest.raises(LaunchError, match=r"the rank server cannot be started.*/nowhere/python.*Fix: look whether"):
         launch.launch({})
 
 
