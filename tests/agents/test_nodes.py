@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,17 @@ def test_a_network_interface_that_is_not_there_is_an_error_and_no_crash_of_horov
     assert (error.code, error.kind) == ("USER:TopologyError", NON_RECOVERABLE)
     assert "[HOROVOD_GLOO_IFACE=no-such0]" in error.message
     assert "lo" in error.message, "it says which there are"
+
+
+@pytest.mark.horovod
+def test_a_network_of_ipv6_alone_is_an_error_and_no_crash_of_horovod(warm, tmp_path):
+    if not socket.has_dualstack_ipv6():
+        needs.missing("there is no IPv6", bring="sysctl net.ipv6.conf.lo.disable_ipv6=0")
+    at = {"MASTER_ADDR": "::1", "PET_MASTER_ADDR": "::1"}
+    error = uploaded_error(Job(warm, tmp_path, "horovod_by_interface", more=at, nproc_per_node=1).run()[0])
+    assert (error.code, error.kind) == ("USER:TopologyError", NON_RECOVERABLE)
+    assert "Horovod's ranks meet over IPv4 only, and node 0 has none" in error.message
+    assert "Fix: use SafeTorch" in error.message
 
 
 def test_a_long_text_of_node_1_arrives_whole_and_a_recoverable_exception_stays_so(warm, tmp_path):

@@ -85,12 +85,14 @@ class HorovodBackend(TorchBackend):
 
 
 def refuse_unknown_address() -> None:
-    """See that Gloo finds the address of this rank, by the network interface that is named, or by the host's name, as
-    it does that itself: it would end the process (SIGSEGV, SIGABRT).
+    """See that Horovod finds node 0, and Gloo the address of this rank, by the network interface that is named, or by
+    the host's name, as they do that themselves: they would end the process (SIGSEGV, SIGABRT).
 
     Raises:
-        TopologyError: there is no such interface; or the name has no address, or none of this machine.
+        TopologyError: node 0 has IPv6 addresses only; there is no such interface; or the name has no address, or none
+            of this machine.
     """
+    _refuse_ipv6(os.environ.get(envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR, LOOPBACK))
     if interface := os.environ.get(envvars.HOROVOD_GLOO_IFACE):
         _refuse_unknown_interface(interface)
         return
@@ -112,6 +114,19 @@ def refuse_unknown_address() -> None:
         hint="give the pod a host name that resolves to its own address (/etc/hosts), or set HOROVOD_GLOO_IFACE to the "
         "network interface by which the nodes reach each other",
     )
+
+
+def _refuse_ipv6(host: str) -> None:
+    """Horovod's key-value server, and those who ask it, know IPv4 alone."""
+    with contextlib.suppress(OSError, UnicodeError):  # a name that is not known now is Horovod's to wait for
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        if all(family == socket.AF_INET6 for family, *_ in found):
+            raise TopologyError(
+                "Horovod's ranks meet over IPv4 only, and node 0 has none",
+                where={envvars.HOROVOD_GLOO_RENDEZVOUS_ADDR: host},
+                seen=", ".join(sorted({str(address[0]) for *_, address in found})),
+                hint="use SafeTorch, whose ranks meet over IPv6 too, or a network whose pods have IPv4 addresses",
+            )
 
 
 def _refuse_unknown_interface(name: str) -> None:
