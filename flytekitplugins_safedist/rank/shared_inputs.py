@@ -12,7 +12,6 @@ its size and time of change are noted with it, and compared before a rank gets i
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import hashlib
 import json
@@ -168,13 +167,9 @@ async def _alone(path: Path, waiting: Callable[[], AbstractContextManager[object
 
 def _lock(path: Path, waiting: Callable[[], AbstractContextManager[object]]) -> IO[bytes]:
     file = path.open("ab")
-    try:
-        with waiting():
-            fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-            file.close()
-            raise
+    # Many a file system has no locks, and says so by as many numbers; nothing is right because of one.
+    with suppress(OSError), waiting():
+        fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
 

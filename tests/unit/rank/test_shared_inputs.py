@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import signal
@@ -96,11 +97,12 @@ def test_another_address_is_another_input_and_only_places_in_the_sandbox_are_inp
     assert not of.has(str(tmp_path / "rank-0" / "local_flytekit" / "x"))
 
 
-def test_where_there_are_neither_locks_nor_hard_links_each_rank_has_a_copy(tmp_path: Path, monkeypatch) -> None:
-    """As on a claim that a FUSE client of an object store serves."""
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, 524])  # 524: Linux's own, of NFS
+def test_where_there_are_neither_locks_nor_hard_links_each_rank_has_a_copy(tmp_path: Path, monkeypatch, number) -> None:
+    """As on a claim that a FUSE client of an object store serves, or on Lustre that is mounted without them."""
 
     def refuses(*_: object) -> None:
-        raise OSError(shared_inputs.errno.EOPNOTSUPP, "not supported")
+        raise OSError(number, "not supported")
 
     monkeypatch.setattr(shared_inputs.os, "link", refuses)
     monkeypatch.setattr(shared_inputs.fcntl, "flock", refuses)
