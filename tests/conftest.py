@@ -44,10 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="sd-")  # short: sockets live in it, too
-    Path(tempfile.tempdir).chmod(0o1777)  # some tests start processes of another user
+    own = tempfile.mkdtemp(prefix="sd-")  # short: sockets live in it, too
+    os.environ["TMPDIR"] = tempfile.tempdir = own
+    Path(own).chmod(0o1777)  # some tests start processes of another user
     config.add_cleanup(_remove_links)
-    config.add_cleanup(lambda: shutil.rmtree(tempfile.tempdir, ignore_errors=True))
+    config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))  # whatever tempfile.tempdir is by then
 
 
 def _remove_links() -> None:

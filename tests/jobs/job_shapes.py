@@ -156,10 +156,6 @@ def cached(x: int) -> int:
     return x + 1
 
 
-def call_cached() -> list[int]:
-    return [cached(x=1), cached(x=1)]
-
-
 @task(task_config=TWO)
 def cleanup(err: FlyteError | None = None) -> tuple[str, FlyteError | None]:
     """What a workflow calls when it has failed."""
@@ -192,17 +188,19 @@ def refuses(x: int) -> None:
     raise ValueError(f"{x} is no number of epochs")
 
 
-def catches_it() -> str:
-    """As around any other call."""
+def every_failure() -> list[tuple[str, str]]:
+    """Class and text of what calls raise, caught as around any other call."""
+    met = []
+    for call in (lambda: takes_anything(x=threading.Lock()), wrong_type, breaks_and_cleans_up):
+        try:
+            call()
+        except Exception as error:
+            met.append((type(error).__name__, str(error)))
     try:
         refuses(x=-1)
     except ValueError as error:
-        return type(error).__name__
-    return "nothing was raised"
-
-
-def call_with_a_lock() -> None:
-    takes_anything(x=threading.Lock())
+        met.append((type(error).__name__, str(error)))
+    return met
 
 
 def logged(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,7 +236,7 @@ def add(x: int, y: int) -> int:
 
 
 def every_shape() -> list[Any]:
-    return [doubled_twice(x=3), call_partial(), decorated(x=1)]
+    return [doubled_twice(x=3), call_partial(), decorated(x=1), with_secret(), [cached(x=1), cached(x=1)]]
 
 
 if __name__ == "__main__":

@@ -76,11 +76,6 @@ def test_notes_added_on_the_way_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(error)).__notes__ == ["while staging"]
 
 
-def test_a_config_error_keeps_its_problems_as_values_through_pickling() -> None:
-    back = pickle.loads(pickle.dumps(an(ConfigError)))
-    assert back.problems == (Problem("nodes", 0, "is too few", "use 1"), Problem("x", "y", "is odd", "drop it"))
-
-
 @pytest.mark.parametrize(
     ("facts", "message"),
     [

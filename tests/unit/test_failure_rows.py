@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ from flytekitplugins_safedist.failures import (
 )
 from flytekitplugins_safedist.rank import recording
 from flytekitplugins_safedist.rank.outcome import Raised
+from tests.harness.objectstore import ClientError
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup, ExceptionGroup  # which pytest brings there
@@ -401,36 +403,40 @@ def test_each_errno_names_an_error_of_ours_whose_row_is_the_errnos() -> None:
             assert kind("x").failure is Failure.NODE_DISK, number
 
 
-class OfAStore(Exception):
-    """As botocore's errors."""
+class NoCredentialsError(Exception):
+    """As botocore's: known by its name."""
 
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.response = {"Error": {"Code": code}}
+
+class CredentialRetrievalError(Exception):
+    """As botocore's, which had credentials before and asks for new ones: the service on this node is away."""
 
 
 def test_what_an_error_means_where_a_store_was_asked() -> None:
     expected = [
-        (OfAStore("AccessDenied"), Outlook.DENIED),
-        (OfAStore("NoSuchKey"), Outlook.MISSING),
-        (OfAStore("SlowDown"), Outlook.TRANSIENT),
-        (OfAStore("503"), Outlook.TRANSIENT),
+        *((ClientError(code), Outlook.DENIED) for code in ("AccessDenied", "ExpiredToken", "InvalidToken")),
+        *((ClientError(code), Outlook.MISSING) for code in ("NoSuchKey", "NoSuchBucket")),
+        *((ClientError(code), Outlook.TRANSIENT) for code in ("SlowDown", "503")),
+        (NoCredentialsError(), Outlook.DENIED),
+        (CredentialRetrievalError(), Outlook.TRANSIENT),
         (PermissionError("no"), Outlook.DENIED),
         (FileNotFoundError("no"), Outlook.MISSING),
         (OSError(errno.ENOSPC, "full"), Outlook.LOCAL),
         (OSError(errno.EROFS, "read-only"), Outlook.LOCAL),
         (OSError(errno.EIO, "broken"), Outlook.TRANSIENT),
         (ConnectionResetError("x"), Outlook.TRANSIENT),
+        (TimeoutError(), Outlook.TRANSIENT),
         (ImportError("s3fs"), Outlook.UNSUPPORTED),
         (ValueError("Protocol not known: s4"), Outlook.UNSUPPORTED),
         (ValueError("Invalid endpoint: minio.flyte:9000"), Outlook.TRANSIENT),
+        (json.JSONDecodeError("of a token service", "<html>", 0), Outlook.TRANSIENT),
+        (raised_from(ClientError("ExpiredToken"), OSError("s3fs wraps it")), Outlook.DENIED),
         (raised_from(ConnectionRefusedError("x"), FileNotFoundError("of fsspec's HTTP")), Outlook.TRANSIENT),
-        (while_handling(OfAStore("AccessDenied"), ValueError("mine")), Outlook.TRANSIENT),
+        (while_handling(ClientError("AccessDenied"), ValueError("mine")), Outlook.TRANSIENT),
     ]
     assert [(error, outlook(error)) for error, _ in expected] == expected
 
 
 def test_what_flytekit_raises_without_a_cause_has_the_one_that_it_was_handling() -> None:
     forgets = type("FlyteDownloadDataException", (Exception,), {})("x")
-    assert outlook(while_handling(OfAStore("AccessDenied"), forgets)) is Outlook.DENIED
-    assert outlook(raised_from(while_handling(OfAStore("NoSuchKey"), forgets), RuntimeError("x"))) is Outlook.MISSING
+    assert outlook(while_handling(ClientError("AccessDenied"), forgets)) is Outlook.DENIED
+    assert outlook(raised_from(while_handling(ClientError("NoSuchKey"), forgets), RuntimeError("x"))) is Outlook.MISSING

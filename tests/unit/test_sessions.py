@@ -17,18 +17,8 @@ pytestmark = pytest.mark.processes
 def test_plain_pytest_finds_the_helpers_of_the_tests_and_a_session_leaves_nothing(tmp_path: Path) -> None:
     """``pytest``, not ``python -m pytest``, which puts the working directory on the path."""
     pytest_alone = Path(sys.executable).with_name("pytest")
-    # One imports flytekit in the test's own process, the other starts another that does.
-    chosen = (
-        "test_every_public_name_can_be_imported",
-        "test_importing_it_is_cheap_for_everybody_and_what_needs_neither_flytekit_nor_torch_imports_neither",
-    )
-    command = [
-        str(pytest_alone),
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *(f"tests/unit/test_import.py::{one}" for one in chosen),
-    ]
+    chosen = "tests/unit/test_import.py::test_every_public_name_can_be_imported"  # imports flytekit
+    command = [str(pytest_alone), "-q", "-p", "no:cacheprovider", chosen]
     ours = ("PYTHONPATH", "PYTEST_DEBUG_TEMPROOT")
     environment = {name: value for name, value in os.environ.items() if name not in ours and "XDIST" not in name}
 

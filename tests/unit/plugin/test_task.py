@@ -13,7 +13,7 @@ from flytekit.models.literals import Literal, LiteralMap, Scalar, Union
 from flytekit.models.types import Error, LiteralType, SimpleType, TypeStructure
 
 from flytekitplugins_safedist import SafeTorch
-from flytekitplugins_safedist.errors import ConfigError, RankFailedError
+from flytekitplugins_safedist.errors import ConfigError
 from tests.harness.procs import ROOT
 from tests.harness.registered import registered
 
@@ -72,8 +72,8 @@ def test_current_rank_says_the_same_under_both_backends(call, ranks_gate, backen
         }
 
 
-def test_ranks_follow_the_gpus_that_a_pod_really_has(call, ranks_gate):
-    told = registered(gpus=1, nproc_is_open=True)
+def test_a_pods_gpus_and_scratch_are_what_it_really_has_and_that_is_told(call, ranks_gate):
+    told = {**registered(gpus=1, nproc_is_open=True), "SAFEDIST_SCRATCH_ROOT": "/var/run/safedist/scratch"}
     ended = call("who_alone", environment={**told, "NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"})
 
     assert ended.value == "0 of 2"
@@ -81,12 +81,6 @@ def test_ranks_follow_the_gpus_that_a_pod_really_has(call, ranks_gate):
     assert (
         "warning: 2 ranks on each node, one for each GPU of this pod; the task was registered for 1 GPU," in ended.err
     )
-
-
-def test_a_pod_without_the_volume_that_registration_named_has_its_scratch_in_its_own_file_system(call):
-    ended = call("who_alone", environment={"SAFEDIST_SCRATCH_ROOT": "/var/run/safedist/scratch"})
-
-    assert ended.value == "0 of 1"
     assert "warning: this pod has no scratch volume at /var/run/safedist/scratch" in ended.err
 
 
@@ -111,16 +105,18 @@ def test_the_deck_of_a_failed_task_is_uploaded(call):
     assert "later" in page
 
 
-def test_secrets_and_the_execution_are_known_in_ranks(call):
+def test_tasks_work_in_every_shape(call, ranks_gate):
+    """Twice in a workflow, mapped with one argument fixed, and below a decorator of the user's; with a secret and the
+    execution, which ranks know; and cached, where it does not run again."""
     environment = {"_FSEC_VAULT_TOKEN": "hidden", "_UNION_VAULT_TOKEN": "hidden"}
-    ended = call("with_secret", environment=environment)
-    assert ended.value.startswith("hidden")
+    environment |= {"FLYTE_LOCAL_CACHE_ENABLED": "true", "TEST_UNIQUE": uuid.uuid4().hex}
+    ended = call("every_shape", environment=environment)
+    *shapes, secret, cached = ended.value
+    assert shapes == [12, [11, 12], 2]
+    assert ranks_gate.heard(4) == ["calling decorated"] * 2 + ["ran"] * 2
+    assert (cached, ranks_gate.pending()) == ([2, 2], b"")
+    assert secret.startswith("hidden")
     assert "hidden" not in ended.out + ended.err
-
-
-def test_tasks_work_in_every_shape(call):
-    """Twice in a workflow, mapped with one argument fixed, and below a decorator of the user's."""
-    assert call("every_shape").value == [12, [11, 12], 2]
 
 
 def test_a_task_handles_the_failure_of_its_workflow(call, ranks_gate):
@@ -138,10 +134,15 @@ def test_a_task_handles_the_failure_of_its_workflow(call, ranks_gate):
     assert made["o1"].scalar.union.value.scalar.error.message == "not today"
 
 
-def test_a_task_handles_the_failure_of_its_workflow_in_a_local_run_too(call, ranks_gate):
-    ended = call("breaks_and_cleans_up")
-    assert "ValueError: not today" in str(ended.error)
-    assert len(ranks_gate.heard(2)) == 2
+def test_what_a_call_raises_is_told_and_caught_by_its_own_class_and_a_workflow_handles_it(call, ranks_gate):
+    lock, result, workflow, own = call("every_failure").value
+    assert "lock" in lock[1], "what cannot be pickled is an error, not a hang"
+    assert result[0] == "RankFailedError"
+    assert "rank 0" in result[1]
+    assert "seven" in result[1]
+    assert "ValueError: not today" in workflow[1]
+    assert len(ranks_gate.heard(2)) == 2, "the workflow's task that cleans up ran"
+    assert own[0] == "RankFailedError"
 
 
 def test_a_task_of_the_main_module_works_unless_what_it_holds_cannot_be_pickled(warm, tmp_path):
@@ -154,32 +155,9 @@ def test_a_task_of_the_main_module_works_unless_what_it_holds_cannot_be_pickled(
     assert ended.scratch == []
 
 
-def test_objects_of_a_script_reach_the_processes_that_its_ranks_spawn(warm, tmp_path):
+def test_objects_of_a_script_reach_the_processes_that_its_rank_spawns(warm, tmp_path):
     ended = warm.run(f"{ROOT / 'tests' / 'jobs' / 'job_script.py'}:__main__", tmp_path / "job", kind="main")
     assert "total 800" in ended.out, ended.err
-
-
-def test_a_cached_task_does_not_run_again(call, ranks_gate):
-    environment = {"FLYTE_LOCAL_CACHE_ENABLED": "true", "TEST_UNIQUE": uuid.uuid4().hex}
-    ended = call("call_cached", environment=environment)
-    assert ended.value == [2, 2]
-    assert ranks_gate.heard(2) == ["ran", "ran"]
-    assert ranks_gate.pending() == b""
-
-
-def test_a_caller_catches_what_a_rank_has_raised_by_its_own_class(call):
-    assert call("catches_it").value == "RankFailedError"
-
-
-def test_an_input_that_cannot_be_pickled_is_an_error_not_a_hang(call):
-    assert "lock" in str(call("call_with_a_lock").error)
-
-
-def test_a_result_of_the_wrong_type_is_rank_0_s_error(call):
-    error = call("wrong_type").error
-    assert isinstance(error, RankFailedError)
-    assert "rank 0" in str(error)
-    assert "seven" in str(error)
 
 
 def test_a_dynamic_workflow_is_refused():

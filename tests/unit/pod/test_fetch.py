@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import random
 import threading
@@ -19,11 +18,10 @@ from flytekit.core.data_persistence import FileAccessProvider
 from fsspec.implementations.local import LocalFileSystem
 
 from flytekitplugins_safedist.errors import CodeNotFoundError, MissingDependencyError, StagingError
-from flytekitplugins_safedist.failures import Outlook, outlook
 from flytekitplugins_safedist.pod.staging import Options, points, stage
 from flytekitplugins_safedist.pod.staging.fetch import Download
 from flytekitplugins_safedist.store import patience
-from tests.harness.objectstore import ClientError, ObjectStore
+from tests.harness.objectstore import ObjectStore
 from tests.harness.tarballs import project
 
 BLOB = random.Random(1).randbytes(8 << 20)
@@ -306,44 +304,3 @@ def test_signatures_of_signed_urls_are_not_told(store, tmp_path):
     store.fault = lambda *_: 403
     store.url += "?X-Amz-Signature=secretsecret"
     assert "secretsecret" not in refused(store, tmp_path)
-
-
-# --- verdicts ----------------------------------------------------------------------------------------------------
-class NoCredentialsError(Exception):
-    """As botocore's: known by its name."""
-
-
-class CredentialRetrievalError(Exception):
-    """As botocore's, which had credentials before and asks for new ones: the service on this node is away."""
-
-
-def wrapped(inner: BaseException) -> OSError:
-    error = OSError("s3fs wraps it")
-    error.__cause__ = inner
-    return error
-
-
-VERDICTS = [
-    (FileNotFoundError("x"), Outlook.MISSING),
-    (ClientError("NoSuchBucket"), Outlook.MISSING),
-    (wrapped(ClientError("NoSuchKey")), Outlook.MISSING),
-    (PermissionError("x"), Outlook.DENIED),
-    (wrapped(ClientError("ExpiredToken")), Outlook.DENIED),
-    (wrapped(ClientError("InvalidToken")), Outlook.DENIED),
-    (wrapped(NoCredentialsError()), Outlook.DENIED),
-    (ImportError("no s3fs"), Outlook.UNSUPPORTED),
-    (ClientError("SlowDown"), Outlook.TRANSIENT),
-    (CredentialRetrievalError(), Outlook.TRANSIENT),
-    (ConnectionResetError(), Outlook.TRANSIENT),
-    (TimeoutError(), Outlook.TRANSIENT),
-    (ValueError("Invalid endpoint"), Outlook.TRANSIENT),
-    (json.JSONDecodeError("of a token service", "<html>", 0), Outlook.TRANSIENT),
-    (OSError(28, "No space left on device"), Outlook.LOCAL),
-    (wrapped(OSError(30, "Read-only file system")), Outlook.LOCAL),
-    (OSError(5, "Input/output error"), Outlook.TRANSIENT),
-]
-
-
-def test_errors_of_stores_are_understood_by_code_and_name():
-    found = [(repr(error.__cause__ or error), outlook(error)) for error, _ in VERDICTS]
-    assert found == [(repr(error.__cause__ or error), verdict) for error, verdict in VERDICTS]

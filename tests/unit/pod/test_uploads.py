@@ -7,8 +7,6 @@ import errno
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,16 +271,16 @@ for engine in engines:
 """
 
 
-@pytest.mark.processes
-def test_a_pod_that_is_killed_while_it_writes_a_verdict_leaves_none(prefix: Path, tmp_path: Path) -> None:
+def test_a_pod_that_is_killed_while_it_writes_a_verdict_leaves_none(warm, prefix: Path, tmp_path: Path) -> None:
     """On a store that is a file system, where a file is there before it has its content."""
     engines = [tmp_path / "engine of outputs", tmp_path / "engine of an error"]
     for engine, name in zip(engines, ("outputs.pb", "error.pb"), strict=True):
         engine.mkdir()
         (engine / name).write_text("cut")
-    words = [sys.executable, "-c", KILLED_WHILE_THEY_WRITE, prefix, tmp_path / "sandbox", *engines]
-    killed = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert killed.stdout.split() == [str(-signal.SIGXFSZ)] * 2, killed.stderr
+    (tmp_path / "pods.py").write_text(KILLED_WHILE_THEY_WRITE)
+    words = [str(each) for each in (prefix, tmp_path / "sandbox", *engines)]
+    killed = warm.run(f"{tmp_path}/pods.py:__main__", tmp_path / "job", kind="main", libraries=False, arguments=words)
+    assert killed.out.split() == [str(-signal.SIGXFSZ)] * 2, killed.err
     assert upload(prefix, {"outputs.pb": ""}) == {"outputs.pb": ""}
 
 

@@ -108,13 +108,19 @@ def test_the_number_of_blas_threads_is_what_openblas_would_take():
     assert [(environment, threads_by(environment, names)) for environment, _ in taken] == taken
 
 
+NEEDED = ("torch", "torch.distributed", "flytekit", "flytekitplugins_safedist.plugin.task", "torch._dynamo")
 FORK = """
-import json, os, sys
+import gc, json, os, sys
 from flytekitplugins_safedist.rank.fork import as_fresh
 from flytekitplugins_safedist.rank_server.libraries import Libraries
 libraries = Libraries()
+libraries.take([f"import {name}" for name in sys.argv[1:]], needed=True)
+identity = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "TMPDIR": "/own", "OMP_NUM_THREADS": "1"}
+rank = {**os.environ, **libraries.sets, **identity}
+found = [libraries.unsafe, libraries.failed, libraries.reads.difference(rank, rank)]
+print(json.dumps([*found, gc.get_freeze_count() > 100_000]), flush=True)
 environment = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "3"}
-for imports in (["import torch", "import numpy"], ["import torchmetrics.utilities.prints"]):
+for imports in (["import numpy"], ["import torchmetrics.utilities.prints"]):
     libraries.take(imports, needed=True)
     if os.fork() == 0:
         why = as_fresh(environment, libraries.reads.draws)
@@ -127,16 +133,19 @@ for imports in (["import torch", "import numpy"], ["import torchmetrics.utilitie
 
 
 @pytest.mark.processes
-def test_a_forked_rank_has_its_own_numbers_of_threads_and_says_which_library_keeps_its_rank_otherwise(tmp_path):
-    """Where a known library is there in such a version, ranks are fresh interpreters."""
+def test_what_every_rank_needs_is_safe_to_fork_and_a_forked_rank_is_as_fresh_or_says_why_not(tmp_path):
+    """It reads nothing of a rank, and each rank has its own numbers of threads. Where a known library is there in a
+    version that it does not know, ranks are fresh interpreters."""
     package = tmp_path / "torchmetrics" / "utilities"
     package.mkdir(parents=True)
     for each in (package.parent, package):
         (each / "__init__.py").touch()
     (package / "prints.py").write_text("import os\nRANK = os.getenv('LOCAL_RANK')\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True, env=environment)
-    first, [*_, why] = map(json.loads, done.stdout.splitlines())
+    command = [sys.executable, "-c", FORK, *NEEDED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    needed, first, [*_, why] = map(json.loads, done.stdout.splitlines())
+    assert needed == [None, {}, None, True]
     # numpy's own OpenBLAS is the one here; a machine whose numpy has none would say [] and fail, rightly
     assert first == [2, [3], None]
     assert str(why).startswith(

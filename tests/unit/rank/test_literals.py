@@ -1,10 +1,12 @@
-"""What moves between the agent and its ranks: inputs and outputs as literals, decks."""
+"""What moves between the agent and its ranks: inputs and outputs as literals, decks.
+
+That values arrive with their types, and files outlive their rank: tests/unit/plugin/test_task.py, with real ranks.
+"""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import pytest
 from flyteidl.core import literals_pb2
@@ -12,7 +14,6 @@ from flytekit import FlyteContextManager, task
 from flytekit.core.type_engine import TypeEngine
 from flytekit.deck import Deck
 from flytekit.models.literals import LiteralMap
-from flytekit.types.file import FlyteFile
 
 from flytekitplugins_safedist.errors import PayloadError
 from flytekitplugins_safedist.plugin.task import SafeTorch
@@ -24,45 +25,8 @@ from flytekitplugins_safedist.store.transfers import Transfers
 pytestmark = pytest.mark.processes
 
 
-class Both(NamedTuple):
-    loss: float
-    name: str
-
-
-@task(task_config=SafeTorch())
-def every_type(
-    number: int, text: str, flag: bool, many: list[int], table: dict[str, float], wait: timedelta, none: None = None
-) -> Both:
-    return Both(1.0, "x")
-
-
 def literals(of: Any, values: dict[str, Any]) -> LiteralMap:
     return TypeEngine.dict_to_literal_map(FlyteContextManager.current_context(), values, of.python_interface.inputs)
-
-
-def test_inputs_arrive_with_their_python_types(tmp_path: Path) -> None:
-    values = {
-        "number": 3,
-        "text": "ä\0",
-        "flag": True,
-        "many": [1, 2],
-        "table": {"a": 0.5},
-        "wait": timedelta(seconds=1.5),
-        "none": None,
-    }
-    path = tmp_path / "inputs.pb"
-    moved.write_literals(literals(every_type, values), path)
-    arrived = moved.native_inputs(path, every_type, FlyteContextManager.current_context())
-    assert arrived == values
-    assert {name: type(value) for name, value in arrived.items()} == {name: type(v) for name, v in values.items()}
-
-
-def outputs_of(of: Any, returned: Any, path: Path) -> LiteralMap:
-    with task_context.entered(task_context.take(), path.parent):
-        files = RankFiles.at(path.with_suffix(""), path)
-        moved.write_outputs(of, {}, returned, files, Transfers())
-    assert moved.read_types(files.types).keys() == of.interface.outputs.keys()
-    return moved.read_literals(files.result)
 
 
 def test_every_literal_that_flyte_has_is_read_and_written_again(tmp_path: Path) -> None:
@@ -85,41 +49,6 @@ def test_every_literal_that_flyte_has_is_read_and_written_again(tmp_path: Path) 
         written = literals_pb2.LiteralMap.FromString(second.read_bytes())
         came.append(written.literals["named"].map.literals["a"].scalar.union.value.scalar.WhichOneof("value"))
     assert came == kinds
-
-
-def test_outputs_are_written_under_their_declared_names(tmp_path: Path) -> None:
-    written = outputs_of(every_type, Both(0.25, "run"), tmp_path / "result.pb")
-    assert TypeEngine.literal_map_to_kwargs(
-        FlyteContextManager.current_context(), written, every_type.python_interface.outputs
-    ) == {"loss": 0.25, "name": "run"}
-
-
-def test_a_task_without_outputs_writes_none(tmp_path: Path) -> None:
-    @task(task_config=SafeTorch())
-    def nothing() -> None:
-        pass
-
-    assert outputs_of(nothing, None, tmp_path / "result.pb").literals == {}
-
-
-def test_a_returned_file_is_copied_out_of_the_ranks_scratch(tmp_path: Path) -> None:
-    @task(task_config=SafeTorch())
-    def save() -> FlyteFile:
-        return FlyteFile("")
-
-    model = tmp_path / "scratch" / "model.bin"
-    model.parent.mkdir()
-    model.write_bytes(b"weights")
-    written = outputs_of(save, FlyteFile(str(model)), model.parent / "result.pb")
-    uri = Path(written.literals["o0"].scalar.blob.uri)
-    assert not uri.is_relative_to(tmp_path)
-    assert uri.read_bytes() == b"weights"
-
-
-def test_a_result_of_the_wrong_type_is_flytekits_error_naming_types(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"loss|float"):
-        outputs_of(every_type, Both("high", "x"), tmp_path / "result.pb")  # type: ignore[arg-type]
-    assert not (tmp_path / "result.pb").exists()
 
 
 def test_values_above_the_limit_are_refused_with_the_size_of_each(

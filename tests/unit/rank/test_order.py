@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 import threading
 import types
@@ -22,8 +20,6 @@ from flytekitplugins_safedist.rank.order import FlyteSnapshot, JobOrder, TaskSou
 from flytekitplugins_safedist.rank.task import load, search_path, source_by, source_of
 
 pytestmark = pytest.mark.processes
-
-REPOSITORY = Path(__file__).parents[3]
 
 SNAPSHOT = FlyteSnapshot(
     mode="LOCAL_TASK_EXECUTION",
@@ -213,23 +209,21 @@ for name in sys.argv[2:]:
 """
 
 
-def test_tasks_of_main_nested_ones_and_lambdas_work_in_another_process(tmp_path: Path) -> None:
+def test_tasks_of_main_nested_ones_and_lambdas_work_in_another_process(warm, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "test_users.py").write_text(USERS)
     (tmp_path / "project" / "users_helper.py").write_text("def twice(x): return 2 * x\n")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
-    def python(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def python(name: str, code: str, *arguments: str) -> str:
+        (tmp_path / name).write_text(code)
+        options = {"kind": "main", "libraries": False, "arguments": [str(tmp_path), *arguments]}
+        done = warm.run(f"{tmp_path / name}:__main__", tmp_path / f"of-{name}", **options)
+        assert done.code == 0, done.err
+        return done.out
 
-    python(str(tmp_path / "script.py"), str(tmp_path))
+    python("script.py", SCRIPT)
     names = ["main", "nested", "anonymous", "plain"]
-    said = [json.loads(line) for line in python("-c", RANKS, str(tmp_path), *names).splitlines()]
+    said = [json.loads(line) for line in python("ranks.py", RANKS, *names).splitlines()]
     by = {name: (how, found, module) for name, how, found, module in said}
     assert by == {
         "main": ("script", 142, "__mp_main__"),

@@ -28,7 +28,12 @@ assert 'is_available' in inspect.getsource(dist)
 assert dist.Reducer.__name__ == 'Reducer' and dist.Logger.__wrapped__.__name__ == 'Logger'
 assert met == []
 """
-AFTER = "import torch.distributed\nreplicas.install()\nmet = []\ntorch_inside.call_at_groups(met.append)\n"
+AFTER = """
+assert 'torch.distributed' in sys.modules
+replicas.install()
+met = []
+torch_inside.call_at_groups(met.append)
+"""
 GROUPS = """
 import gc, os, time, weakref
 import torch, torch.distributed as dist, torch.distributed.nn, torch._dynamo
@@ -56,19 +61,22 @@ print([count > alone for count in at_the_end])
 """
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    """An interpreter in which nothing has imported torch."""
-    prelude = "import sys\nfrom flytekitplugins_safedist.rank import replicas\n"
-    prelude += "from flytekitplugins_safedist.compat import torch as torch_inside\n"
-    return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=False)
+PRELUDE = """
+import sys
+from flytekitplugins_safedist.rank import replicas
+from flytekitplugins_safedist.compat import torch as torch_inside
+"""
 
 
-@pytest.mark.parametrize("installed", [BEFORE, AFTER], ids=["before torch", "after torch"])
-def test_a_group_outlives_the_last_native_part_of_its_replica_by_nothing_and_is_noticed(installed: str) -> None:
+def test_a_group_outlives_the_last_native_part_of_its_replica_by_nothing_and_is_noticed(warm, tmp_path) -> None:
     """Without the guard the replica's end would be the group's: no thread of Gloo's were left for the last part."""
-    done = python(installed + GROUPS)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[True, True]\n", done.stdout
+    before = subprocess.run(
+        [sys.executable, "-c", PRELUDE + BEFORE + GROUPS], capture_output=True, text=True, check=False
+    )
+    assert (before.returncode, before.stdout) == (0, "[True, True]\n"), before.stderr
+    (tmp_path / "after.py").write_text(PRELUDE + AFTER + GROUPS)
+    after = warm.run(f"{tmp_path}/after.py:__main__", tmp_path / "job", kind="main", libraries=False)
+    assert (after.code, after.out) == (0, "[True, True]\n"), after.err
 
 
 @pytest.mark.parametrize("gone", ["Reducer", "Logger"])

@@ -126,15 +126,6 @@ def test_without_a_checkpoint_flytekit_says_so_itself(snapshot: FlyteSnapshot, s
         _ = flytekit.current_context().checkpoint
 
 
-def test_secrets_are_read_in_the_rank_and_never_carried(
-    snapshot: FlyteSnapshot, sandbox: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("_FSEC_GROUP_TOKEN", "s3cr3t")
-    with task_context.entered(snapshot, sandbox):
-        assert flytekit.current_context().secrets.get("group", "token") == "s3cr3t"
-        assert "s3cr3t" not in json.dumps(dataclasses.asdict(task_context.take()))
-
-
 def test_the_rank_starts_with_no_decks_of_others(snapshot: FlyteSnapshot, sandbox: Path) -> None:
     with task_context.entered(snapshot, sandbox):
         from flytekit.deck import Deck

@@ -166,24 +166,6 @@ def test_a_second_call_imports_only_what_is_new(tmp_path):
     assert found == [["one", "two"], ["import one", "import two"]]
 
 
-def test_what_every_rank_needs_is_safe_to_fork_and_reads_nothing_of_a_rank(tmp_path):
-    names = ("torch", "torch.distributed", "flytekit", "flytekitplugins_safedist.plugin.task", "torch._dynamo")
-    code = """
-from flytekitplugins_safedist.rank.fork import Reads
-import gc
-identity = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "TMPDIR": "/own", "OMP_NUM_THREADS": "1"}
-rank = {**os.environ, **taken.sets, **identity}
-print(json.dumps([taken.unsafe, taken.failed, taken.reads.difference(rank, rank), gc.get_freeze_count() > 100_000]))
-"""
-    found = take(tmp_path, *(f"import {name}" for name in names), needed=True, code=code)
-    assert found == [None, {}, None, True]
-
-
-@pytest.mark.horovod
-def test_horovod_is_safe_to_fork_too(tmp_path):
-    assert take(tmp_path, "import horovod.torch", needed=True)["unsafe"] is None
-
-
 @pytest.mark.parametrize("fails", ["", "raise OSError"])
 def test_the_garbage_collector_rests_while_libraries_are_imported_and_no_longer(tmp_path, fails):
     code = "import gc, builtins\nprint(json.dumps([builtins.collected, gc.isenabled()]))"

@@ -358,15 +358,23 @@ def listens(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_store_is_kept_for_one_round_whatever_becomes_of_its_ranks(server: RankServer, tmp_path: Path) -> None:
+def test_a_store_is_kept_for_one_round_and_takes_as_many_ranks_as_may_open_files(
+    server: RankServer, tmp_path: Path
+) -> None:
+    from torch.distributed import TCPStore
+
     assert server.keep_store() == 0, "torch is not there"
+    hard = resource.prlimit(server._pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(server._pid, resource.RLIMIT_NOFILE, (64, hard))
     server.take_needed(["torch.distributed"], os.environ)
     assert server.ready(DEADLINE).unsafe is None
-    first = server.keep_store()
+    first, soon = server.keep_store(), timedelta(seconds=20)
+    ranks = [TCPStore("127.0.0.1", first, is_master=False, timeout=soon) for _ in range(80)]
+    assert [rank.add("there", 1) for rank in ranks] == [*range(1, 81)]
     start(server, tmp_path, fork=True)
     ended(server, 2)
     server.end_ranks()
-    assert listens(first)
+    assert listens(first), "whatever becomes of the ranks"
     second = server.keep_store()
     assert (listens(first), listens(second)) == (False, True)
     server.stand_by(60.0)
@@ -375,15 +383,3 @@ def test_a_store_is_kept_for_one_round_whatever_becomes_of_its_ranks(server: Ran
     assert listens(third)
     server.close()
     assert not listens(third)
-
-
-def test_a_store_takes_as_many_ranks_as_the_hard_limit_of_open_files_lets_it(server: RankServer) -> None:
-    from torch.distributed import TCPStore
-
-    hard = resource.prlimit(server._pid, resource.RLIMIT_NOFILE)[1]
-    resource.prlimit(server._pid, resource.RLIMIT_NOFILE, (64, hard))
-    server.take_needed(["torch.distributed"], os.environ)
-    assert server.ready(DEADLINE).unsafe is None
-    port, soon = server.keep_store(), timedelta(seconds=20)
-    ranks = [TCPStore("127.0.0.1", port, is_master=False, timeout=soon) for _ in range(80)]
-    assert [rank.add("there", 1) for rank in ranks] == [*range(1, 81)]
