@@ -150,8 +150,8 @@ def find_standard(env: Mapping[str, str], cxx: str, include: str) -> int | Missi
     """The oldest C++ standard with which the compiler gets through torch's headers: they know, not torch's version."""
     folders = [f"-I{include}", f"-I{include}/torch/csrc/api/include"]
     for standard in STANDARDS:
-        # Preprocessed only, which takes a second: parsing them takes twenty.
-        command = [*shlex.split(cxx), f"-std=c++{standard}", "-E", *folders]
+        # Preprocessed only, up to the first #error, which takes a second: parsing them takes twenty.
+        command = [*shlex.split(cxx), f"-std=c++{standard}", "-E", "-Wfatal-errors", *folders]
         if not (reason := refusal(command, TORCH_HEADER, env)):
             return standard
     remedy = "get a newer one (torch 2.14 and later need GCC 11 or Clang 14), or set CXX to one you have"

@@ -70,11 +70,6 @@ def refused(server, tmp_path, kind=StagingError, **changes) -> str:
     return str(caught.value)
 
 
-def test_every_byte_is_fetched_once(store, tmp_path):
-    staged(store, tmp_path)
-    assert store.sent == len(ARCHIVE)
-
-
 class Plain(LocalFileSystem):
     """A file system of fsspec's that is no asynchronous one."""
 
@@ -121,10 +116,11 @@ def test_a_client_that_takes_long_to_be_made_is_bounded_too(plain, tmp_path, mon
     made.set()
 
 
-def test_an_archive_is_unpacked_while_it_arrives(store, tmp_path, monkeypatch):
+def test_an_archive_is_unpacked_while_it_arrives_and_every_byte_is_fetched_once(store, tmp_path, monkeypatch):
     monkeypatch.setattr(points, "at", lambda point: store.goes_on.set() if point == "fetch" else None)
     store.fault = lambda method, _: ("held", 1 << 20) if method == "GET" else None
     staged(store, tmp_path)
+    assert store.sent == len(ARCHIVE)
 
 
 @pytest.mark.parametrize("archive", [ARCHIVE, gzip.decompress(ARCHIVE)], ids=["gzip", "plain"])
@@ -174,18 +170,13 @@ def test_a_connection_that_breaks_is_taken_up_again(store, tmp_path):
     staged(store, tmp_path)
 
 
-def test_a_server_that_is_busy_for_a_while_is_borne(store, tmp_path):
+def test_a_server_that_is_busy_for_a_while_is_borne_and_each_try_that_failed_is_told(store, tmp_path, caplog):
+    caplog.set_level("INFO")
     store.fault = lambda method, number: 503 if method == "GET" and number < 2 else None
     staged(store, tmp_path)
-
-
-def test_each_try_that_failed_is_told(tmp_path, caplog):
-    caplog.set_level("INFO")
-    with ObjectStore(ARCHIVE) as store:
-        store.fault = lambda method, number: 503 if method == "GET" and number < 2 else None
-        staged(store, tmp_path)
     again = [text for text in caplog.messages if "trying again in" in text]
-    assert ["(attempt 1 failed)" in again[0], "(attempt 2 failed)" in again[1]] == [True, True]
+    if store.url.startswith("http"):  # S3's client tries again by itself
+        assert ["(attempt 1 failed)" in again[0], "(attempt 2 failed)" in again[1]] == [True, True]
 
 
 @pytest.mark.parametrize("fault", [503, ("cut", 10), ("reset", 10), ("short", 7), "hang", "drip"])
@@ -204,9 +195,11 @@ def test_a_missing_object_says_to_register_again(store, tmp_path):
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_refused_credentials_are_named_and_not_hammered(store, tmp_path, status):
+def test_refused_credentials_are_named_and_not_hammered_and_signatures_of_urls_are_not_told(store, tmp_path, status):
     store.fault = lambda *_: status
+    store.url += "?X-Amz-Signature=secretsecret"
     message = refused(store, tmp_path)
+    assert "secretsecret" not in message
     assert "refused access" in message
     assert "credentials" in message
     assert store.requests["GET"] + store.requests["HEAD"] <= 4
@@ -298,9 +291,3 @@ def test_an_error_shows_the_cause_that_it_is_judged_by(tmp_path):
     with ObjectStore(b"") as store:
         store.fault = lambda *_: 403
         assert "seen: ClientResponseError: 403" in refused(store, tmp_path)
-
-
-def test_signatures_of_signed_urls_are_not_told(store, tmp_path):
-    store.fault = lambda *_: 403
-    store.url += "?X-Amz-Signature=secretsecret"
-    assert "secretsecret" not in refused(store, tmp_path)
