@@ -48,11 +48,6 @@ def told(
     return found
 
 
-def test_a_backend_is_made_by_its_name() -> None:
-    assert isinstance(backends.create("horovod"), HorovodBackend)
-    assert isinstance(backends.create("torch"), TorchBackend)
-
-
 def test_the_ranks_of_a_job_that_a_rank_has_started_meet_where_their_own_job_does() -> None:
     settings: Any = SimpleNamespace(nproc_per_node=2, max_restarts=1)
     there = {"HOME": "/root", "SAFEDIST_MEETING": "/tmp/corner", "SAFEDIST_STORE_PORT": "4321"}
