@@ -37,6 +37,7 @@ from .errors import ConfigError, PayloadError, RankFailedError, SafedistError
 from .hangs.stacks import raised_at
 from .rank import context
 from .rank.fork import is_elsewhere
+from .rank.task import MAIN
 
 _STAY = {
     *("__main__", "flytekit", "flytekitplugins_safedist", "horovod", "torch"),
@@ -122,6 +123,7 @@ def _run_as_main(name: str, arguments: Sequence[str], directory: Path, run: Call
     hidden = _hidden_by(directory)
     for each in hidden:
         del sys.modules[each]
+    hidden[MAIN], sys.modules[MAIN] = sys.modules[MAIN], _main_by(MAIN)
     try:
         context.run_script(run)
     except SystemExit as leaving:
@@ -130,6 +132,14 @@ def _run_as_main(name: str, arguments: Sequence[str], directory: Path, run: Call
     finally:
         sys.argv, sys.path[:] = argv, search
         sys.modules.update(hidden)
+
+
+def _main_by(name: str) -> ModuleType:
+    """A module that has what ``__main__`` has. Of a class of the script's, processes that the script spawns know their
+    own copy; what they send of it is looked for here by the name that ``__main__`` has there."""
+    module = ModuleType(name)
+    vars(module)["__getattr__"] = lambda asked: getattr(sys.modules["__main__"], asked)
+    return module
 
 
 def _hidden_by(directory: Path) -> dict[str, ModuleType]:

@@ -12,8 +12,12 @@ from exchanging import exchange  # of the script's own directory
 from flytekitplugins_safedist import current_rank
 
 
-def double(number: int) -> int:
-    return 2 * number
+class Doubled(int):
+    """A class of the script's own, which a process that it spawns sends back."""
+
+
+def double(number: int) -> Doubled:
+    return Doubled(2 * number)
 
 
 def main() -> None:
