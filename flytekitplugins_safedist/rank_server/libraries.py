@@ -191,6 +191,9 @@ def unsafe_to_fork(culprit: str) -> str | None:
         with contextlib.suppress(OSError):
             if str(descriptor.readlink()).startswith(GPU_DEVICES):
                 return f"{culprit} opens the GPU driver, whose state does not survive a fork"
+    # With a lock of multiprocessing's ranks would wait for each other, and for one that was killed.
+    if re.search(r"^\S+ .w.s .* /dev/shm/", Path("/proc/self/maps").read_text(errors="replace"), re.MULTILINE):
+        return f"{culprit} makes a lock or memory that forked processes share"
     return None
 
 

@@ -25,6 +25,8 @@ def who() -> str:
 """
 QUIET = "import os\nPID = os.getpid()\nSAW = None\n"
 THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='forecast').start()\n"
+WHY = "starts 1 thread(s) (forecast), and a forked copy of their locks can hang"
+LOCK = "import multiprocessing\nLOCK = multiprocessing.Lock()\n"
 READS = {
     "by name": "SAW = os.environ.get('WEATHER_HOME')\n",
     "all of its own": "SAW = {k: v for k, v in os.environ.items() if k.startswith('WEATHER_')}.get('WEATHER_HOME')\n",
@@ -77,12 +79,12 @@ def test_what_the_users_files_import_is_imported_once_for_all_ranks(looks):
     assert [line for line in ended.err.splitlines() if "warning" in line and "each of the 2 ranks" not in line] == []
 
 
-def test_a_library_that_starts_threads_is_left_to_each_rank_by_name_and_the_others_stay_forked(looks):
-    ended, ranks = looks(QUIET + THREAD)
+@pytest.mark.parametrize(("does", "why"), [(THREAD, WHY), (LOCK, "makes a lock or memory that forked processes share")])
+def test_a_library_that_no_fork_may_copy_is_left_to_each_rank_by_name_and_the_others_stay_forked(looks, does, why):
+    ended, ranks = looks(QUIET + does)
     assert are_forked(ranks)
     assert all(each["imported by"] == each["here"] for each in ranks)
-    why = "starts 1 thread(s) (forecast), and a forked copy of their locks can hang: each rank imports it by itself"
-    assert f"`import weather` {why}" in ended.err
+    assert f"`import weather` {why}: each rank imports it by itself" in ended.err
     assert "start_method preload" in ended.err
 
 
