@@ -38,6 +38,7 @@ from .hangs.stacks import raised_at
 from .rank import context
 from .rank.fork import is_elsewhere
 from .rank.task import MAIN
+from .texts import left_by
 
 _STAY = {
     *("__main__", "flytekit", "flytekitplugins_safedist", "horovod", "torch"),
@@ -60,7 +61,7 @@ class ScriptStatusError(SystemExit):
         self.error_code = f"USER:ScriptStatus{status}"
         words = "" if leaving.code is None or isinstance(leaving.code, int) else f": {leaving.code}"
         at = raised_at(leaving)
-        self.words = f"{Path(script).name} ended with status {status}{at and f', at {at}'}{words}"
+        self.words = f"{Path(script).name} ended with status {status}{at and f', at {at}'}{words}{left_by(leaving)}"
 
 
 def _status(leaving: SystemExit) -> int:

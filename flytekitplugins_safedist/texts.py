@@ -62,6 +62,12 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {said(error)}"
 
 
+def left_by(leaving: BaseException) -> str:
+    """Of a ``sys.exit()`` in an ``except`` block, what had come there; "" of any other."""
+    caught = leaving.__context__
+    return "" if caught is None or isinstance(caught, SystemExit) else f", after {named(caught)}"
+
+
 def cut(text: str, most: int) -> str:
     """A text of at most about so many characters: of a longer one its begin and its end."""
     return text if len(text) <= most else f"{text[: most // 2]}\n... [cut] ...\n{text[len(text) - most // 2 :]}"

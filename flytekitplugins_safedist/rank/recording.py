@@ -11,7 +11,7 @@ from types import TracebackType
 from .. import failures
 from ..errors import SafedistError
 from ..hangs.stacks import raised_at
-from ..texts import ask, said
+from ..texts import ask, left_by, said
 from .outcome import Raised
 from .users_code import imported
 
@@ -50,7 +50,8 @@ def _message(error: BaseException) -> str:
             return words
         code = ask(lambda: repr(error.code), lambda: "...")
         at = raised_at(error)
-        return f"the task function called sys.exit({code}) instead of returning a value{at and f', at {at}'}"
+        place = at and f", at {at}"
+        return f"the task function called sys.exit({code}) instead of returning a value{place}{left_by(error)}"
     return said(error)
 
 

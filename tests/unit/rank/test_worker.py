@@ -11,6 +11,7 @@ import json
 import os
 import select
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,22 @@ def test_of_sys_exit_it_is_said_which_line_of_the_users_led_there() -> None:
     line = f"{Path(__file__).name}:{caught.traceback[0].lineno + 1} in {caught.traceback[0].name}"
     assert recorded(caught.value).message.endswith(f"sys.exit(2) instead of returning a value, at {line}")
     assert ScriptStatusError("train.py", caught.value).words == f"train.py ended with status 2, at {line}"
+
+
+def test_of_sys_exit_in_an_except_block_it_is_said_what_had_come_there() -> None:
+    """Hydra ends so, and many a script's main."""
+
+    def main() -> None:
+        try:
+            float("bad")
+        except ValueError:
+            sys.exit(1)
+
+    with pytest.raises(SystemExit) as caught:
+        main()
+    after = ", after ValueError: could not convert string to float: 'bad'"
+    assert recorded(caught.value).message.endswith(after)
+    assert ScriptStatusError("train.py", caught.value).words.endswith(after)
 
 
 @pytest.mark.parametrize(("status", "text"), [("no data", "no data\n"), (3, ""), (None, "")])
