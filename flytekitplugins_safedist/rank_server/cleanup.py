@@ -14,9 +14,9 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
-_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-"""Helpers of Python and torch that remove shared memory once their last client has ended. They end by themselves then:
-the first has a pipe from its clients, the second a socket."""
+_CLEANERS = (b".resource_tracker import main", b"torch_shm_manager")
+"""Helpers of Python, joblib (a copy of Python's) and torch that remove shared memory once their last client has ended.
+They end by themselves then: the first two have a pipe from their clients, torch's a socket."""
 _CLEANING_SECONDS = 10.0
 """They need some hundredths of a second, and more where the processor is busy: nobody waits longer than they take."""
 

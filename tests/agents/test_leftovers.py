@@ -229,11 +229,11 @@ def test_scratch_that_is_to_be_kept_stays_when_the_agent_is_killed(warm, tmp_pat
 
 
 def test_shared_memory_of_a_rank_that_was_killed_is_gone_in_the_next_round_and_after_the_job(warm, tmp_path):
-    """Helpers of Python and of torch remove it, when they have seen the end of their last client: torch's looks every
+    """Helpers of Python, joblib and torch remove it, having seen the end of their last client: torch's looks every
     two seconds."""
     ended = warm.run("job_workers:shares_memory", tmp_path / "job")
-    names = ended.value["python's"], *ended.value["torch's"]
-    assert len(names) == 3, ended.out
+    names = ended.value["python's"], *ended.value["others'"]
+    assert len(names) == 5, ended.out
     assert "restart 1 of 1" in ended.err
     assert ended.value["left in round 1"] == []
     assert [name for name in names if Path("/dev/shm", name).exists()] == []

@@ -77,20 +77,23 @@ def load() -> dict[str, list[float]]:
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1))
 def shares_memory() -> dict[str, Any]:
     """What two ranks have in /dev/shm as one of them is killed."""
+    from joblib.externals.loky.backend import get_context
+
     me = current_rank()
-    found, torchs = me.node_dir / "found", f"torch_{os.getpid()}_"
+    found, others = me.node_dir / "found", (f"torch_{os.getpid()}_", f"sem.loky-{os.getpid()}-")
     if me.round:
         names = json.loads(found.read_text())
-        left = [name for name in (names["python's"], *names["torch's"]) if Path("/dev/shm", name).exists()]
+        left = [name for name in (names["python's"], *names["others'"]) if Path("/dev/shm", name).exists()]
         return {**names, "left in round 1": left}
     torch.multiprocessing.set_sharing_strategy("file_system")
     own = shared_memory.SharedMemory(create=True, size=1)
     kept = torch.ones(1000).share_memory_()
+    joblibs = get_context("loky").Lock()
     gathered: list[Any] = [None, None]
     dist.init_process_group("gloo")
-    dist.all_gather_object(gathered, [name for name in os.listdir("/dev/shm") if name.startswith(torchs)])
+    dist.all_gather_object(gathered, [name for name in os.listdir("/dev/shm") if name.startswith(others)])
     if me.rank == 1:
-        found.write_text(json.dumps({"python's": own.name, "torch's": [name for each in gathered for name in each]}))
+        found.write_text(json.dumps({"python's": own.name, "others'": [name for each in gathered for name in each]}))
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
-    return {"kept": len(kept)}
+    return {"kept": [len(kept), joblibs]}
