@@ -124,7 +124,8 @@ def _run_as_main(name: str, arguments: Sequence[str], directory: Path, run: Call
     hidden = _hidden_by(directory)
     for each in hidden:
         del sys.modules[each]
-    hidden[MAIN], sys.modules[MAIN] = sys.modules[MAIN], _main_by(MAIN)
+    hidden[MAIN] = sys.modules.get(MAIN, sys.modules["__main__"])
+    sys.modules[MAIN] = _main_by(MAIN)
     try:
         context.run_script(run)
     except SystemExit as leaving:
