@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -30,14 +31,16 @@ from typing import NoReturn
 
 # With python -m the working directory comes first: of a secrets.py of the user's there, what this process imports knows
 # nothing, as a launcher's does not. A script has its own directory first all the same.
-if __name__ == "__main__" and sys.path[0] == str(Path.cwd()):
-    sys.path.append(sys.path.pop(0))
+if __name__ == "__main__":
+    with suppress(OSError):  # it is not there any more: main says so
+        if sys.path[0] == str(Path.cwd()):
+            sys.path.append(sys.path.pop(0))
 
 from .errors import ConfigError, PayloadError, RankFailedError, SafedistError
 from .hangs.stacks import raised_at
 from .rank import context
 from .rank.fork import is_elsewhere
-from .rank.task import MAIN
+from .rank.task import MAIN, see_working_directory
 from .texts import left_by
 
 _STAY = {
@@ -203,6 +206,10 @@ def main() -> None:
     if others:
         leave_out = "leave out torchrun's and horovodrun's own: all ranks are on this machine; several nodes are a task"
         parser.error(f"unrecognized arguments: {' '.join(others)} ({leave_out})")
+    try:
+        see_working_directory()
+    except PayloadError as error:
+        parser.error(str(error))
     kind = "module" if options.module else "program" if options.no_python else "script"
     if kind == "script" and not Path(options.script).is_file():
         parser.error(f"there is no such file: {Path(options.script).absolute()}")

@@ -49,7 +49,7 @@ def source_of(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> Task
     Raises:
         PayloadError: it can neither be imported nor pickled; or this process has no working directory to run it in.
     """
-    _see_working_directory()
+    see_working_directory()
     function = task.task_function
     home = function.__module__
     own = function.__name__ if hasattr(function, "__name__") else ""
@@ -64,14 +64,19 @@ def source_of(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> Task
     return TaskSource(str(task.name), pickled=_pickled(task, modules), imports=imports_of(function, modules))
 
 
-def _see_working_directory() -> None:
+def see_working_directory() -> None:
+    """Look whether this process has one.
+
+    Raises:
+        PayloadError: it was deleted.
+    """
     try:
         Path.cwd()
     except OSError as error:
         raise PayloadError(
             "the working directory of this process, in which ranks are to run, is not there any more",
             seen=f"{type(error).__name__}: {error}",
-            hint="change to a directory that is there: os.chdir(...), or cd in the shell, before the task is called",
+            hint="change to a directory that is there: cd in the shell, or os.chdir(...) before the task is called",
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -162,6 +163,16 @@ def test_wrong_usage_starts_nothing(warm, tmp_path, arguments, said):
     assert ended.code == 2
     assert said in ended.err
     assert "[safedist] start" not in ended.err
+
+
+def test_a_working_directory_that_was_deleted_is_told_before_anything_is_imported(tmp_path):
+    begin = 'rmdir "$PWD"; exec "$0" -m flytekitplugins_safedist.run "$1"'
+    (gone := tmp_path / "gone").mkdir()
+    command = ["sh", "-c", begin, sys.executable, SCRIPT]
+    ended = subprocess.run(command, cwd=gone, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "error: the working directory of this process" in ended.stderr
+    assert "Fix: change to a directory that is there: cd in the shell" in ended.stderr
 
 
 def test_in_a_task_a_script_that_is_not_there_is_named(warm, tmp_path):
