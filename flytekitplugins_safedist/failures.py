@@ -646,7 +646,7 @@ class Outlook(Enum):
     DENIED = "denied"
     UNSUPPORTED = "unsupported"
     LOCAL = "local"
-    """A disk of this machine, which says what trying again does not change."""
+    """A disk of this machine, or its limit of processes, which say what trying again does not change."""
     TRANSIENT = "transient"
 
 
@@ -721,6 +721,7 @@ def _outlook(link: ChainLink) -> Outlook | None:
         (word, word is not None),
         (Outlook.MISSING, classes & {"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"}),
         (Outlook.LOCAL, known is not None and known.stays),
+        (Outlook.LOCAL, "RuntimeError" in classes and link.message == "can't start new thread"),
         # fsspec's words
         (Outlook.UNSUPPORTED, "ValueError" in classes and link.message.startswith("Protocol not known")),
         (Outlook.UNSUPPORTED, "ImportError" in classes),

@@ -236,4 +236,5 @@ def _fetched(address: str, access: FileAccessProvider, directory: str) -> str:
         return Request(Patience(f"the task's inputs, {public(address)}"), fetch).result()
     except Exception as error:  # whatever the store's client raises
         what = f"the task's inputs cannot be fetched from {public(address)}"
-        raise StorageError(what, seen=one_line(decisive(error))) from error
+        hint = "look at the store, the pod's network and credentials, or at the limit of this container that is named"
+        raise StorageError(what, seen=one_line(decisive(error)), hint=hint) from error

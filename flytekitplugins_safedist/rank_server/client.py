@@ -262,7 +262,10 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         self._answers = self._answers[self._answers.index(answer) + 1 :]  # those before it are of what was given up
         if "error" in answer:
             raise LaunchError(
-                f"the process that starts ranks could not {op}", where={"pid": self._pid}, seen=answer["error"]
+                f"the process that starts ranks could not {op}",
+                where={"pid": self._pid},
+                seen=answer["error"],
+                hint="look at what it names; at a limit of this container (processes and threads, open files, memory)",
             )
         return answer
 

@@ -168,6 +168,10 @@ class Request(Generic[T]):
         finally:
             self.cancel()
 
+    def current(self) -> Future[T]:
+        """The try that is under way, for whoever cannot look after it meanwhile."""
+        return self._future
+
     def cancel(self) -> None:
         """End the try that is under way, if there is one."""
         self._future.cancel()
@@ -220,22 +224,31 @@ def outlasting(action: Callable[[], T], what: str, retry: Retry, *, tell: bool =
             time.sleep(pause)
 
 
-def in_thread(call: Callable[[], T]) -> Future[T]:
-    """Make a call that nothing can end in a thread that nobody needs to wait for, not even the interpreter's end."""
+def in_own_thread(call: Callable[[], T]) -> Future[T] | None:
+    """Make a call that nothing can end in a thread that nobody needs to wait for, not even the interpreter's end; None
+    where the container may have no further thread."""
     answer: Future[T] = Future()
-
-    def work() -> None:
-        with suppress(InvalidStateError):  # cancelled meanwhile
-            try:
-                answer.set_result(call())
-            except BaseException as error:  # whatever it is, it belongs to whoever waits
-                answer.set_exception(error)
-
     try:
-        threading.Thread(target=work, name="safedist-store", daemon=True).start()
-    except RuntimeError:  # the container may have no further thread
-        work()
+        threading.Thread(target=_work, args=(call, answer), name="safedist-store", daemon=True).start()
+    except RuntimeError:
+        return None
     return answer
+
+
+def in_thread(call: Callable[[], T]) -> Future[T]:
+    """The same; here, before this returns, where there can be no thread."""
+    answer = in_own_thread(call)
+    if answer is None:
+        _work(call, answer := Future())
+    return answer
+
+
+def _work(call: Callable[[], T], answer: Future[T]) -> None:
+    with suppress(InvalidStateError):  # cancelled meanwhile
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # whatever it is, it belongs to whoever waits
+            answer.set_exception(error)
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:

@@ -17,7 +17,7 @@ from fsspec.callbacks import Callback
 from .. import stopping
 from ..compat import flytekit as flytekit_inside
 from ..texts import how_far, public
-from .patience import Patience, Request, Retry, in_thread, outlasting
+from .patience import Patience, Request, Retry, in_own_thread, outlasting
 
 if TYPE_CHECKING:
     from flytekit.core.data_persistence import FileAccessProvider
@@ -81,7 +81,8 @@ class Transfers:
             return asyncio.run_coroutine_threadsafe(_awaited(once(path, transfer)), loop)
 
         call = Request(patience, begin, progress=lambda: transfer.bytes)
-        return await asyncio.wrap_future(in_thread(call.result))
+        # Where no thread can look after it, this loop has to do it, and must not wait here: one try then.
+        return await asyncio.wrap_future(in_own_thread(call.result) or call.current())
 
     async def download(
         self, address: str, to: str, once: Callable[[str, Callback], Awaitable[Any]], *, is_directory: bool

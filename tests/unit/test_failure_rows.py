@@ -422,6 +422,8 @@ def test_what_an_error_means_where_a_store_was_asked() -> None:
         (FileNotFoundError("no"), Outlook.MISSING),
         (OSError(errno.ENOSPC, "full"), Outlook.LOCAL),
         (OSError(errno.EROFS, "read-only"), Outlook.LOCAL),
+        (RuntimeError("can't start new thread"), Outlook.LOCAL),
+        (raised_from(RuntimeError("can't start new thread"), OSError("of botocore")), Outlook.LOCAL),
         (OSError(errno.EIO, "broken"), Outlook.TRANSIENT),
         (ConnectionResetError("x"), Outlook.TRANSIENT),
         (TimeoutError(), Outlook.TRANSIENT),

@@ -48,7 +48,7 @@ _TEXTS: Mapping[Outlook, tuple[type[SafedistError], str, str]] = {
     Outlook.LOCAL: (
         StagingError,
         "The task's code archive cannot be read",
-        "see the error: it is of the file system that holds it",
+        "see the error: it is of the file system that holds it, or a limit of this container's",
     ),
     Outlook.TRANSIENT: (
         StagingError,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
-from flytekitplugins_safedist.store import transfers
+from flytekitplugins_safedist.store import patience, transfers
 from flytekitplugins_safedist.store.transfers import Transfer, Transfers
 from flytekitplugins_safedist.texts import public
 from tests.harness.moto_s3 import BUCKET, S3
@@ -74,6 +77,22 @@ def test_what_is_quick_says_nothing(access, tmp_path, caplog) -> None:
     access(0.01).put_data(str(tmp_path / "model"), f"s3://{BUCKET}/small")
     access(0.01).get_data(f"s3://{BUCKET}/small", str(tmp_path / "again"))
     assert lines(caplog) == []
+
+
+def test_where_there_may_be_no_further_thread_a_file_is_uploaded_without_one(tmp_path, monkeypatch) -> None:
+    """The loop that does it is not to wait for itself."""
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(patience, "threading", SimpleNamespace(Thread=Thread))
+    monkeypatch.setattr(transfers, "ANSWER_SECONDS", 0.1)
+    (tmp_path / "model").write_bytes(b"model")
+    kind = Transfers(0.0).access()
+    access = kind(local_sandbox_dir=str(tmp_path / "sandbox"), raw_output_prefix=str(tmp_path / "raw"))
+    asyncio.run(access.async_put_data(str(tmp_path / "model"), str(tmp_path / "raw" / "model")))
+    assert (tmp_path / "raw" / "model").read_bytes() == b"model"
 
 
 @pytest.mark.parametrize("tells", [True, False], ids=["one rank of a node", "another"])
