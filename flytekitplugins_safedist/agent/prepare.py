@@ -267,7 +267,7 @@ def _order(job: Job, made: JobScratch) -> JobOrder:
         sys_path=tuple(job.call.sys_path),
         argv=tuple(sys.argv),
         inputs=made.orders / "inputs.pb",
-        flyte=job.attempt.flyte,
+        flyte=replace(job.attempt.flyte, enable_deck=settings.decks is not None),
         upload_timeout=settings.timeouts.upload,
         shared_inputs=made.inputs if settings.scratch.share_inputs else None,
     )

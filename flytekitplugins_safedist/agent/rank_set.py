@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..errors import LaunchError, SafedistError
@@ -163,6 +164,7 @@ class Ranks:
             how="running" if outcome is None else outcome_text.how(outcome),
             until=time.monotonic() if outcome is None else outcome.time_ns / 1e9 + boot,
             profile=member.order.files.profile,
+            decks=partial(literals.read_decks, member.order.files.decks),
             steps=page.steps.told[0],
             step=page.steps.step,
             steps_to_come=page.steps_to_come,

@@ -116,6 +116,18 @@ def output_deck(name: str, parameters: Any) -> None:
     lookup(deck, "_output_deck", of="flytekit")(name, parameters)
 
 
+def publish_decks_by(leave: Callable[[Any], object]) -> None:
+    """Have ``Deck.publish()`` of this process, which is a rank, upload nothing: the job's page has one writer.
+
+    Args:
+        leave: is called instead, with flytekit's ``ExecutionParameters``.
+    """
+    from flytekit.deck import deck
+
+    lookup(deck, "_output_deck", of="flytekit")
+    deck._output_deck = lambda **told: leave(told["new_user_params"])
+
+
 # --- the context of a running task ------------------------------------------------------------------------------------
 def checkpoint_places(parameters: Any) -> tuple[str | None, str | None]:
     """Destination and source of the running task's checkpoint; None where it has none.

@@ -27,6 +27,7 @@ from flytekit.models.types import Error
 
 from ..compat import flytekit as flytekit_inside
 from ..errors import PayloadError
+from ..fs.atomic import atomic_write
 from ..store.transfers import Transfers
 from ..texts import named
 from .places import RankFiles
@@ -132,7 +133,7 @@ def write_outputs(entity: Any, inputs: dict[str, Any], returned: Any, files: Ran
             flytekit_inside.write_decks(task, inputs, native, upload_ctx)
     files.result.unlink(missing_ok=True)  # the room that was kept
     with _costing_no_outputs():
-        leave_decks(ctx, files.decks)
+        leave_decks(ctx.user_space_params, files.decks)
     _write_types(task.interface.outputs, files.types)
     write_literals(literals, files.result)
 
@@ -168,14 +169,18 @@ def read_types(path: Path) -> dict[str, Any]:
     return dict(VariableMap.from_flyte_idl(interface_pb2.VariableMap.FromString(path.read_bytes())).variables)
 
 
-def leave_decks(ctx: FlyteContext, path: Path) -> None:
-    """Leave what this rank's decks say, for the agent, whose the timeline is."""
-    told = [
-        {"name": deck.name, "html": deck.html}
-        for deck in ctx.user_space_params.decks
-        if not isinstance(deck, TimeLineDeck)
-    ]
-    path.write_text(json.dumps(told))
+def leave_decks(parameters: Any, path: Path) -> None:
+    """Leave what this rank's decks say, of its ``ExecutionParameters``, for the agent, whose the timeline is, and
+    which may read it at any time."""
+    told = [{"name": deck.name, "html": deck.html} for deck in parameters.decks if not isinstance(deck, TimeLineDeck)]
+    with atomic_write(path, durable=False) as file:
+        file.write(json.dumps(told).encode())
+
+
+def publish_decks(parameters: Any, path: Path) -> None:
+    """Leave them as the task runs, at ``Deck.publish()``."""
+    with _costing_no_outputs():
+        leave_decks(parameters, path)
 
 
 @contextlib.contextmanager
@@ -185,7 +190,7 @@ def decks_left(ctx: FlyteContext, path: Path) -> Iterator[None]:
         yield
     except BaseException:
         with contextlib.suppress(Exception):  # a full disk, an html that is no text: what failed first is the cause
-            leave_decks(ctx, path)
+            leave_decks(ctx.user_space_params, path)
         raise
 
 

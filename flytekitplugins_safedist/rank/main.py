@@ -267,6 +267,7 @@ class RankProcess:
 
         page, files, is_first = self._page, self._order.files, self._order.context.rank == 0
         page.begin()
+        flytekit_inside.publish_decks_by(partial(literals.publish_decks, path=files.decks))
         with literals.decks_left(ctx, files.decks):
             with users_code.without_children():
                 inputs = transfers.outlast("fetching the task's inputs", lambda: self._inputs(entity, ctx, transfers))

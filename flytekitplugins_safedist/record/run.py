@@ -64,6 +64,7 @@ class RankView:
         how: it ended, as in :class:`.RankSummary`; ``running``.
         until: when it ended, or now, by the monotonic clock.
         profile: file that it leaves what torch.profiler saw in.
+        decks: says name and HTML of those that it has left so far.
         steps, step, steps_to_come: how many it has told, which one it is in, -1 for none, and how many there are.
         resident: bytes of memory that its process holds; None where there is none.
         debugged: says now how often a person has begun to be asked in its debugger, and how often that has ended.
@@ -79,6 +80,7 @@ class RankView:
     steps_to_come: int = 0
     resident: int | None = None
     debugged: Callable[[], int] = int
+    decks: Callable[[], Sequence[Mapping[str, str]]] = tuple
 
 
 @dataclass(frozen=True)
@@ -333,7 +335,8 @@ class RunRecord:
         try:
             assert self._run.console is not None  # noqa: S101  (who calls this has looked)
             html = page.fragment(findings.found_in(merged(node, self._others())), self._end(goes_on=True))
-            self._run.console.put({run_page.NAME: html})
+            left = next((view.decks() for view in self._views if view.rank == 0), ())
+            self._run.console.put({run_page.NAME: html, **{deck["name"]: deck["html"] for deck in left}})
         except (Exception, asyncio.CancelledError) as error:  # whatever the store's client raises; it is not wanted
             logger.debug(f"the page of the run is not uploaded now: {type(error).__name__}: {error}")
 

@@ -178,7 +178,7 @@ QUICK = {"TEST_PAGE_SECONDS": "0.05"}
 
 def seen_now(deck: Path) -> str:
     return Page(
-        re.search(r'<div class="sd">.*</div></div>', deck.read_text(), re.DOTALL)[0].removesuffix("</div>")
+        re.search(r'<div class="sd">.*?</div></div>', deck.read_text(), re.DOTALL)[0].removesuffix("</div>")
     ).text
 
 
@@ -202,6 +202,8 @@ def test_while_the_job_runs_the_page_shows_the_ranks_and_gpus_of_all_nodes(warm,
     assert "loss 0.25" in text
     assert "it goes on" in text
     assert text.count("running") == 5, "the job, and each rank"
+    until(lambda: "drawn by rank 0" in deck.read_text(), "what rank 0 has published")
+    assert deck.read_text().count("drawn by rank") == 1, "one writer"
     ranks_gate.let_go(4)
     ended, _ = first.wait(), other.wait()
     assert ended.uploaded == ["deck.html", "outputs.pb"], ended.err

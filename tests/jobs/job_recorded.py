@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import replace
 
-from flytekit import task
+from flytekit import Deck, task
 
 from flytekitplugins_safedist import Profile, SafeTorch, Timeouts, current_rank, stage
 from tests.harness.procs import say, wait_for_word
@@ -111,13 +111,15 @@ def _steps_and_waits() -> None:
         with stage("load"):
             pass
         me.progress(step, loss=0.25)
+    Deck("mine", f"drawn by rank {me.rank}")
+    Deck.publish()
     say(f"rank {me.rank} of process {os.getpid()} of {os.getppid()}")
     wait_for_word()
 
 
 @task(task_config=TWO_NODES, enable_deck=True)
 def two_nodes_wait() -> None:
-    """Takes three steps and waits for the test's word."""
+    """Takes three steps, publishes a deck, and waits for the test's word."""
     _steps_and_waits()
 
 
