@@ -119,7 +119,8 @@ class SafeTask(SerializesToKubeflow):
         source = task.source_of(self, sys.modules)
         path = task.search_path(self.task_function.__module__, sys.modules, sys.path)
         environment = dict(os.environ)
-        call = TaskCall(self.name, source, self.plan, dict(self.environment), inputs, environment, path)
+        own = {name: value or "" for name, value in self.environment.items()}  # as Flyte sets what is None
+        call = TaskCall(self.name, source, self.plan, own, inputs, environment, path)
         try:
             result = run.run(call)
         except (KeyboardInterrupt, SystemExit) as interrupt:  # flytekit's handler makes exit(1) of SIGINT

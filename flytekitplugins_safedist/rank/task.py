@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PayloadError
+from ..fs import identity
 from ..handoff import Slot
 from .order import TaskSource
 from .users_code import parsed
@@ -273,11 +274,18 @@ def is_called() -> None:
 
     Raises:
         MainRunsError: by its own script, which is run again.
-        PayloadError: by its own module, as a rank imports it: the rank would start ranks, and these others.
+        PayloadError: by its own module, as a rank imports it: the rank would start ranks, and these others. Or by the
+            function of a task, in a rank.
     """
     source = _LOADING.value
     if source is None:
-        return
+        if identity.OF_RANK.value is None:
+            return
+        raise PayloadError(
+            "a task with ranks of its own is called in a rank",
+            where={"rank": identity.OF_RANK.value.rank},
+            hint="call it from a workflow, beside this task; or its function, in this rank: NAME.task_function(...)",
+        )
     if source.script is not None:
         raise MainRunsError
     raise PayloadError(

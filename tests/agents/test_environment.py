@@ -52,6 +52,7 @@ def test_the_tasks_word_beats_the_pods_and_safedists(told):
     assert (found["OMP_NUM_THREADS"], found["at import"]) == ("3", "3")
     assert found["TRITON_CACHE_DIR"] == "/mine"
     assert found["TEST_POD"] == "the task's"
+    assert found["TEST_NO_KEY"] == "", "what is None, Flyte sets so"
 
 
 def test_in_a_pod_the_container_has_the_tasks_word_or_that_of_the_execution_which_beats_it(told):

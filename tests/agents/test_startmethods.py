@@ -173,13 +173,22 @@ def test_a_task_travels_by_value_with_large_globals(warm, tmp_path):
     assert "found 60000000" in ended.out, ended.err
 
 
-def test_a_module_that_calls_its_task_as_it_is_imported_is_told_so(warm, tmp_path):
+@pytest.mark.parametrize(
+    ("does", "last", "said", "to_do"),
+    [
+        ("1", "FOUND = train()", "called as a rank imports its module [module=calls]", "below: if __name__ =="),
+        ("other()", "", "called in a rank [rank=0]", "call it from a workflow, beside this task; or its function"),
+    ],
+    ids=["as it is imported", "in a rank"],
+)
+def test_a_task_that_is_called_where_ranks_run_is_told_so(warm, tmp_path, does, last, said, to_do):
     source = "from flytekit import task\nfrom flytekitplugins_safedist import SafeTorch\n"
-    source += "@task(task_config=SafeTorch())\ndef train() -> int:\n    return 1\n"
-    (tmp_path / "calls.py").write_text(source + "FOUND = train()\n")
+    for name, body in (("other", "1"), ("train", does)):
+        source += f"@task(task_config=SafeTorch())\ndef {name}() -> int:\n    return {body}\n"
+    (tmp_path / "calls.py").write_text(f"{source}{last}\n")
     ended = warm.run("calls:train", tmp_path / "job", path=[tmp_path])
-    assert "the task is called as a rank imports its module [module=calls]" in ended.err
-    assert "put the call below: if __name__ == '__main__'" in ended.err
+    assert said in ended.err
+    assert to_do in ended.err
 
 
 SPAWNING = """

@@ -34,7 +34,7 @@ def one_rank() -> None:
 
 @task(
     task_config=SafeTorch(nproc_per_node=2),
-    environment={"OMP_NUM_THREADS": "3", "TRITON_CACHE_DIR": "/mine", "TEST_POD": "the task's"},
+    environment={"OMP_NUM_THREADS": "3", "TRITON_CACHE_DIR": "/mine", "TEST_POD": "the task's", "TEST_NO_KEY": None},
 )
 def with_variables_of_its_own() -> None:
     _tell()
