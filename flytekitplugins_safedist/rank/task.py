@@ -191,7 +191,8 @@ def search_path(module: str | None, modules: Mapping[str, Any], path: Sequence[s
     file = getattr(modules.get(module or ""), "__file__", None)
     if module is None or file is None:
         return tuple(path)
-    depth = module.count(".") + (1 if Path(file).stem == "__init__" else 0)
+    is_package = Path(file).stem == "__init__" != module.rpartition(".")[2]  # which pyflyte run names PACKAGE.__init__
+    depth = module.count(".") + is_package
     root = str(Path(file).resolve().parents[depth])
     return tuple(path) if root in map(os.path.realpath, path) else (root, *path)
 

@@ -305,7 +305,10 @@ def module_at(path: Path) -> types.ModuleType:
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [("wf", "wf.py"), ("pkg.wf", "pkg/wf.py"), ("pkg", "pkg/__init__.py"), ("pkg.sub", "pkg/sub/__init__.py")],
+    [
+        *[("wf", "wf.py"), ("pkg.wf", "pkg/wf.py"), ("pkg", "pkg/__init__.py"), ("pkg.sub", "pkg/sub/__init__.py")],
+        ("pkg.__init__", "pkg/__init__.py"),  # as pyflyte run has it
+    ],
 )
 def test_the_directory_that_a_module_came_from_is_put_in_front_where_it_is_missing(
     tmp_path: Path, name: str, file: str
