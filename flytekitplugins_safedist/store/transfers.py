@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import re
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.callbacks import Callback
@@ -34,6 +39,9 @@ ANSWER_SECONDS = 300.0
 
 LONGEST_SECONDS = 600.0
 """How long an outage of the store may last at most; a GPU that waits longer costs more than a retry."""
+
+
+_PATTERN = re.compile(r"[*?\[]")
 
 
 def patience_of(upload_timeout: float) -> float:
@@ -74,6 +82,10 @@ class Transfers:
         """
         if stopping.stop_requested():
             stopping.end()  # what was to end the task has been swallowed: what it made since is not to count
+        with _plainly_named(path) as plain:
+            return await self._upload(plain, to, once)
+
+    async def _upload(self, path: str, to: str, once: Callable[[str, Callback], Awaitable[Any]]) -> Any:
         loop, transfer = asyncio.get_running_loop(), self._followed("upload to", to)
         patience = Patience(f"upload to {public(to)}", down=self.seconds, answer=ANSWER_SECONDS)
 
@@ -119,6 +131,19 @@ class Transfers:
 
     def _followed(self, what: str, address: str) -> Transfer:
         return Transfer(f"{what} {public(address)}", tells=self._tells)
+
+
+@contextmanager
+def _plainly_named(path: str) -> Iterator[str]:
+    """A path at which fsspec finds a file or directory whose own it would take for a pattern (``model[1].pt``): what is
+    put from there comes to another address, or nowhere (fsspec's issue 838)."""
+    if _PATTERN.search(path) is None or not Path(path).exists():  # what is not there is told by its name
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="safedist-upload-") as directory:
+        link = Path(directory) / "content"
+        link.symlink_to(Path(path).absolute())
+        yield f"{link}{os.sep}" if path.endswith(os.sep) else str(link)
 
 
 async def _awaited(action: Awaitable[Any]) -> Any:

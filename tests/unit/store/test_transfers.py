@@ -79,6 +79,18 @@ def test_what_is_quick_says_nothing(access, tmp_path, caplog) -> None:
     assert lines(caplog) == []
 
 
+@pytest.mark.parametrize("name", ["a[1].pt", "loss=?.pt", "best*.pt", "run[2]/a[1].pt"])
+def test_what_has_the_name_of_a_pattern_comes_to_its_own_address(access, s3, tmp_path, name) -> None:
+    made, top = tmp_path / name, name.partition("/")[0]
+    made.parent.mkdir(exist_ok=True)
+    made.write_bytes(b"model")
+    kind = Transfers(0.0).access()
+    kind(str(tmp_path / "sandbox"), f"s3://{BUCKET}/raw").put_data(
+        str(tmp_path / top), f"s3://{BUCKET}/named/{top}", is_multipart=top != name
+    )
+    assert s3.get(f"named/{name}") == b"model"
+
+
 def test_where_there_may_be_no_further_thread_a_file_is_uploaded_without_one(tmp_path, monkeypatch) -> None:
     """The loop that does it is not to wait for itself."""
 
