@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import psutil
-import pytest
 
 from flytekitplugins_safedist.errors import LaunchError
 from tests.harness.procs import until
@@ -26,13 +25,6 @@ def test_ranks_make_a_group_when_rank_0_has_returned(warm, tmp_path, ranks_gate)
 def test_groups_are_made_again_and_again(warm, tmp_path):
     ended = warm.run("job_groups_meet:make_groups_again", tmp_path / "job")
     assert (ended.code, ended.value) == (0, [3.0] * 4)
-
-
-@pytest.mark.parametrize("ranks", ["make_groups_in_children", "fresh_ranks_make_groups_in_children"])
-def test_what_ranks_start_has_groups_of_its_own(warm, tmp_path, ranks_gate, ranks):
-    ended = warm.run(f"job_groups_meet:{ranks}", tmp_path / "job", environment=ranks_gate.environment)
-    assert (ended.code, ended.value) == (0, 2.0)
-    assert ranks_gate.heard(2) == ["2.0", "2.0"]
 
 
 def test_a_place_that_no_group_has_is_refused_at_once(warm, tmp_path):

@@ -21,6 +21,7 @@ def test_preload_and_spawn_give_the_same_results(warm, tmp_path):
         assert f"start_method {'preload' if method == 'preloaded' else 'spawn'}" in ended.err
     assert values[0] == values[1]
     assert values[0]["sum"] == "2.0"
+    assert values[0]["sum of children's groups"] == values[0]["sum of the ranks' group"] == "2"
     assert values[0]["replicas guarded"] == "True"
     assert values[0]["OPENBLAS_NUM_THREADS"] == "unset", "what importing needed is not the rank's"
 

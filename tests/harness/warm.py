@@ -204,6 +204,9 @@ def _run_the_case(case: dict[str, Any]) -> NoReturn:
 
 def _call(case: dict[str, Any]) -> int:
     sys.path[:0] = case["path"]
+    main = sys.modules["__main__"]
+    main.__spec__ = None  # what a rank spawns imports its main module: in a pod a short script, here nothing
+    del main.__file__
     in_agent.adapt()
     flytekit_inside.draw_names_anew()  # all cases of this process have one sandbox
     if case["kind"] == "execute" and envvars.JOB not in os.environ:
@@ -211,6 +214,9 @@ def _call(case: dict[str, Any]) -> int:
     launched = (
         _fork_a_server() if case["libraries"] and (case["kind"] != "entrypoint" or envvars.JOB in os.environ) else None
     )
+    if case["kind"] in ("entrypoint", "execute"):  # Kubernetes lends a container a file for its last word
+        termination.PATH = str(Path(case["files"], "termination-log"))
+        Path(termination.PATH).touch()
     if case["kind"] == "entrypoint":
         sys.argv[1:] = case["arguments"]
         entrypoint.main(launched=launched)
@@ -309,9 +315,7 @@ def _pinned(call: str) -> str:
 
 
 def _pyflyte_execute(module: str, name: str, files: Path, further: list[str], launched: Launched | None) -> NoReturn:
-    """``safedist-execute -- pyflyte-execute`` in this process, which Kubernetes lends a file for its last word."""
-    termination.PATH = str(files / "termination-log")
-    Path(termination.PATH).touch()
+    """``safedist-execute -- pyflyte-execute`` in this process."""
     inputs = files / "inputs.pb"
     inputs.write_bytes(b"")  # an empty LiteralMap
     resolver = "flytekit.core.python_auto_container.default_task_resolver"

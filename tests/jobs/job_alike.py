@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
+
+
+def _summed() -> int:
+    """What the ones of all ranks come to, or of what each has started."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    dist.destroy_process_group()
+    return int(value)
+
+
+def _summed_in_a_child() -> int:
+    child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(_summed()))
+    child.start()
+    child.join()
+    return child.exitcode or 0
 
 
 def _same(x: list[float]) -> dict[str, str]:
@@ -20,6 +40,8 @@ def _same(x: list[float]) -> dict[str, str]:
     return {
         "replicas guarded": str(guarded),
         "sum": str(sum(x)),
+        "sum of children's groups": str(_summed_in_a_child()),
+        "sum of the ranks' group": str(_summed()),
         "rank": str(me.rank),
         "module": __name__,
         "argv": str(len(sys.argv)),

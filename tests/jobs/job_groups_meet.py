@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from flytekit import task
+from meeting_child import sums
 
 from flytekitplugins_safedist import SafeTorch, current_rank
 from tests.harness.procs import say, wait_for_word
@@ -45,29 +46,9 @@ def make_groups_again() -> list[float]:
     return sums
 
 
-def in_a_child(_: int) -> None:
-    dist.init_process_group("gloo")
-    say(str(summed()))
-    dist.destroy_process_group()
-
-
-@task(task_config=SafeTorch(nproc_per_node=2))
-def make_groups_in_children() -> float:
-    mp.spawn(in_a_child, nprocs=1)
-    dist.init_process_group("gloo")
-    return summed()
-
-
 @task(task_config=SafeTorch(nproc_per_node=2))
 def ask_for_no_place() -> None:
     dist.init_process_group("gloo", rank=current_rank().rank, world_size=8)
-
-
-@task(task_config=SafeTorch(nproc_per_node=2, start_method="spawn"))
-def fresh_ranks_make_groups_in_children() -> float:
-    mp.spawn(in_a_child, nprocs=1)
-    dist.init_process_group("gloo")
-    return summed()
 
 
 @task(task_config=SafeTorch(nproc_per_node=2))
@@ -83,7 +64,7 @@ def meet_beside_a_group() -> tuple[float, int]:
     dist.destroy_process_group()
     say("left")
     wait_for_word()
-    mp.spawn(in_a_child, nprocs=1)
+    mp.spawn(sums, args=(os.environ["TEST_SAID"],), nprocs=1)
     return total, met
 
 

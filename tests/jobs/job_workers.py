@@ -13,22 +13,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from flytekit import task
-from torch.utils.data import DataLoader, Dataset
+from squares import Large, Squares
+from torch.utils.data import DataLoader
 
-from flytekitplugins_safedist import SafeTorch, current_rank
+from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
 
 DEADLINE = 100.0
 """Seconds for a batch: a worker that cannot hand its tensors over is then an error, and not a hang."""
-
-
-class Squares(Dataset[torch.Tensor]):
-    """Eight tensors."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((100,), float(index**2))
 
 
 def loaded(epochs: int = 2, **options: object) -> list[float]:
@@ -97,3 +88,11 @@ def shares_memory() -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
     return {"kept": [len(kept), joblibs]}
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.5, exit=0.5)))
+def hands_over_too_much() -> None:
+    if current_rank().rank == 0:
+        signal.pause()
+    for _ in DataLoader(Large(), num_workers=1):
+        pass
