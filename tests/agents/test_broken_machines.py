@@ -10,10 +10,7 @@ from flyteidl.core import errors_pb2
 
 from tests.harness import needs
 from tests.harness.fusefs import FuseMount, require
-from tests.harness.mounts import mount
-from tests.harness.pod import Pod
 from tests.harness.procs import uploaded_error
-from tests.harness.registered import registered
 
 
 @pytest.mark.end("node's disk", "SYSTEM:NodeDisk")
@@ -50,39 +47,10 @@ def test_a_scratch_that_does_not_answer_at_the_end_keeps_no_outputs(warm, tmp_pa
     assert "is not gone after 1 s, and the job does not wait for that" in ended.err
 
 
-WORKFLOWS = """
-import signal
-
-from flytekit import task
-from flytekitplugins_safedist import SafeTorch, Timeouts, current_rank
-
-
-class Large:
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, number):
-        import torch
-        return torch.ones(1 << 20)
-
-
-@task(task_config=SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.5, exit=0.5)))
-def loads() -> None:
-    from torch.utils.data import DataLoader
-
-    if current_rank().rank == 0:
-        signal.pause()
-    for _ in DataLoader(Large(), num_workers=1):
-        pass
-"""
-
-
 @pytest.mark.end("full shared memory", "USER:RuntimeError")
-def test_shared_memory_that_is_too_small_for_what_workers_hand_over_is_named(tmp_path: Path, as_promised) -> None:
+def test_shared_memory_that_is_too_small_for_what_workers_hand_over_is_named(warm, tmp_path: Path, as_promised) -> None:
     needs.root("mount a small /dev/shm")
-    pod = Pod(tmp_path / "pod", {"workflows.py": WORKFLOWS})
-    pod.environment = registered(nproc_per_node=2, timeouts={"stop": 0.5, "exit": 0.5})
-    small = ("-t", "tmpfs", "-o", "size=1m", "none", "/dev/shm")
-    ended = pod.fresh(*pod.fast_arguments("loads"), preexec_fn=lambda: mount(*small))
+    small = {"TEST_MOUNTS": json.dumps([("-t", "tmpfs", "-o", "size=1m", "none", "/dev/shm")])}
+    ended = warm.run("job_workers:hands_over_too_much", tmp_path / "job", kind="execute", environment=small)
     as_promised(ended)
     assert "give the task more: @task(shared_memory=...)" in uploaded_error(ended).message

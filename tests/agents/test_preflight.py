@@ -4,6 +4,7 @@ network between them: container tests have that."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -19,9 +20,7 @@ from tests.harness.control_groups import control_group
 from tests.harness.fusefs import FuseMount, require
 from tests.harness.job import Job
 from tests.harness.mounts import no_shared_memory
-from tests.harness.pod import Pod
 from tests.harness.procs import Running, Warm, until, uploaded_error, uploaded_output
-from tests.harness.registered import registered
 
 
 class Checked(Job):
@@ -32,6 +31,7 @@ class Checked(Job):
 
 
 FIGURES = r"disk, MB/s: .* to .*, matrix product, TFLOP/s: .* to .*"
+BETWEEN = "all-reduce with a neighbour, GB/s: "
 
 
 def test_a_job_of_one_node_is_checked_and_goes_on(warm, tmp_path: Path) -> None:
@@ -44,23 +44,16 @@ def test_a_job_of_one_node_is_checked_and_goes_on(warm, tmp_path: Path) -> None:
     assert "p-preflight" in html
 
 
-@pytest.mark.horovod
-def test_nodes_measure_the_way_between_them(warm, tmp_path: Path) -> None:
-    first, second = Checked(warm, tmp_path / "job", "horovod").run()
-    assert uploaded_output(first) == "rank 0 of 2 in round 0, TEST_POD 0"
-    for ended in (first, second):
-        assert re.search(rf"preflight: .* 2 node\(s\): {FIGURES}, all-reduce with a neighbour, GB/s: ", ended.err)
-
-
 class OfThree(Checked):
     nodes = "3"
 
 
+@pytest.mark.horovod
 def test_three_nodes_measure_the_way_to_both_neighbours(warm, tmp_path: Path) -> None:
-    job = OfThree(warm, tmp_path / "job", "torch_of_three")
+    job = OfThree(warm, tmp_path / "job", "horovod_of_three")
     *_, first = [pod.wait() for pod in [job.start(pod) for pod in (2, 1, 0)]]
     assert uploaded_output(first) == "rank 0 of 3 in round 0, TEST_POD 0"
-    assert re.search(rf"preflight: .* 3 node\(s\): {FIGURES}, all-reduce with a neighbour, GB/s: ", first.err)
+    assert re.search(rf"preflight: .* 3 node\(s\): {FIGURES}, {BETWEEN}", first.err)
 
 
 def asks_for_gpus(warm: Warm, directory: Path, task: str) -> Job:
@@ -106,7 +99,9 @@ def test_a_node_that_is_not_fit_ends_the_job_before_its_first_rank(warm, tmp_pat
 def test_a_node_that_is_not_fit_is_told_and_the_job_goes_on_where_the_user_wants_that(warm, tmp_path: Path) -> None:
     first, second = asks_for_gpus(warm, tmp_path / "job", "reports").run()
     assert uploaded_output(first) == "rank 0 of 2 in round 0, TEST_POD 0"
-    assert "gpu: this pod has 1 GPUs, and torch sees 0" in second.err
+    unfit = "gpu: this pod has 1 GPUs, and torch sees 0"
+    for ended in (first, second):
+        assert re.search(rf"preflight: .*{unfit}.* 2 node\(s\): {FIGURES}, {BETWEEN}", ended.err)
 
 
 def test_a_pod_that_is_told_to_stop_while_its_node_is_checked_leaves_nothing(warm, tmp_path: Path) -> None:
@@ -145,23 +140,11 @@ def test_a_scratch_that_does_not_rename_over_files_is_named(warm, tmp_path: Path
     assert "does not rename over existing files" in uploaded_error(ended).message
 
 
-WORKFLOWS = """
-from flytekit import task
-from flytekitplugins_safedist import Preflight, SafeTorch
-
-
-@task(task_config=SafeTorch(nproc_per_node=1, preflight=Preflight()))
-def is_checked() -> None:
-    pass
-"""
-
-
 @pytest.mark.end("unfit", "SYSTEM:PreflightSharedMemory")
-def test_a_pod_without_shared_memory_is_named(tmp_path: Path, as_promised) -> None:
+def test_a_pod_without_shared_memory_is_named(warm, tmp_path: Path, as_promised) -> None:
     needs.root("mount a directory of devices")
-    pod = Pod(tmp_path / "pod", {"workflows.py": WORKFLOWS})
-    pod.environment = registered(preflight={"action": "fail", "slow": 0.5, "timeout": 120.0})
-    ended = pod.fresh(*pod.fast_arguments("is_checked"), preexec_fn=no_shared_memory(tmp_path / "dev"))
+    lacks = {"TEST_MOUNTS": json.dumps(no_shared_memory(tmp_path / "dev"))}
+    ended = warm.run("job_preflight:alone", tmp_path / "job", kind="execute", environment=lacks)
     as_promised(ended)
     assert "/dev/shm: No such file or directory" in uploaded_error(ended).message
 

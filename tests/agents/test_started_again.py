@@ -9,101 +9,67 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-from tests.agents.test_out_of_memory import LIMIT, group
+from tests.agents.test_out_of_memory import LIMIT, group, limited
 from tests.harness import needs
-from tests.harness.mounts import mount
-from tests.harness.pod import Pod
-from tests.harness.procs import until
-from tests.harness.registered import registered
+from tests.harness.procs import KILL, Running, Warm, until
 
 __all__ = ["group"]
 
-pytestmark = pytest.mark.processes
 
-WORKFLOWS = """
-import os
-import time
-from pathlib import Path
+class Container:
+    """A container of a pod, whose memory is limited: it has the pod's hosts file, and a volume for scratch."""
 
-from flytekit import task
-from flytekitplugins_safedist import SafeTorch
+    def __init__(self, warm: Warm, root: Path, group: Path) -> None:
+        self.volume, self.mark, hosts = root / "volume", root / "mark", root / "pods" / str(uuid.uuid4()) / "etc-hosts"
+        self.volume.mkdir()
+        hosts.parent.mkdir(parents=True)
+        hosts.write_bytes(Path("/etc/hosts").read_bytes())
+        environment = {
+            **limited(group),
+            **{"SAFEDIST_SCRATCH_ROOT": str(self.volume), "FLYTE_INTERNAL_EXECUTION_ID": "f1"},
+            **{"FLYTE_ATTEMPT_NUMBER": "0"},
+            **{"TEST_MARK": str(self.mark), "TEST_MOUNTS": json.dumps([("--bind", str(hosts), "/etc/hosts")])},
+        }
+        self._warm, self._root = warm, root
+        self._options: dict[str, Any] = {"kind": "execute", "environment": environment}
 
-
-def in_use(group):
-    usage = next(file for name in ("memory.current", "memory.usage_in_bytes") if (file := group / name).exists())
-    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    prefix = "total_" if "total_active_file" in stat else ""
-    return int(usage.read_text()) - sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
-
-
-@task(task_config=SafeTorch(nproc_per_node=1))
-def fills_its_memory_at_first() -> str:
-    mark, held = Path(os.environ["TEST_MARK"]), []
-    if mark.exists():
-        return "done"
-    while in_use(Path(os.environ["TEST_GROUP"])) < 0.97 * int(os.environ["TEST_LIMIT"]):
-        held.append(bytearray(4 << 20))
-    mark.touch()
-    time.sleep(3600)
-"""
+    def start(self, name: str) -> Running:
+        place = ["--output-prefix", str(self._root / "uploads")]
+        files, call = self._root / name, "job_memory:fills_its_memory_at_first"
+        return self._warm.start(call, files, arguments=place, **self._options)
 
 
-def in_pod(root: Path, uid: str, group: Path) -> Callable[[], None]:
-    """What a process does before it becomes the container's: it has the pod's hosts file, and the group's limit."""
-    hosts = root / "pods" / uid / "etc-hosts"
-    hosts.parent.mkdir(parents=True, exist_ok=True)
-    hosts.write_bytes(Path("/etc/hosts").read_bytes())
-
-    def enter() -> None:
-        (group / "cgroup.procs").write_text(str(os.getpid()))
-        mount("--bind", hosts, "/etc/hosts")
-
-    return enter
-
-
-def ended_for_its_memory(group: Path, pod: Pod, enter: Callable[[], None]) -> None:
+def ended_for_its_memory(group: Path, container: Container) -> None:
     """The first start: its memory is full, and the kernel ends all of it."""
-    sign = pod.root / "volume"
-    process = pod.start(*pod.fast_arguments("fills_its_memory_at_first"), preexec_fn=enter)
-    until(lambda: Path(pod.environment["TEST_MARK"]).exists() or process.poll() is not None, "its memory is full")
+    running = container.start("first")
+    until(container.mark.exists, "its memory is full")
     full = 0.95 * LIMIT
 
     def is_noted() -> bool:
-        found = [json.loads(each.read_text()) for each in sign.glob(".safedist-*") if each.suffix != ".new"]
-        return any((each["memory"] or {}).get("used", 0) >= full for each in found) or process.poll() is not None
+        found = [json.loads(each.read_text()) for each in container.volume.glob(".safedist-*") if each.suffix != ".new"]
+        return any((each["memory"] or {}).get("used", 0) >= full for each in found)
 
     until(is_noted, "the sign says that")
     for pid in (group / "cgroup.procs").read_text().split():
         os.kill(int(pid), signal.SIGKILL)
-    _, err = process.communicate()
-    assert process.returncode == -signal.SIGKILL, err
+    ended = running.wait()
+    assert ended.code == -KILL, ended.err
 
 
-def test_a_container_that_was_ended_for_its_memory_says_so_when_it_is_started_again(tmp_path, group):
+def test_a_container_that_was_ended_for_its_memory_says_so_when_it_is_started_again(warm, tmp_path, group):
     needs.root("mount files")
-    pod, uid = Pod(tmp_path / "pod", {"workflows.py": WORKFLOWS}), str(uuid.uuid4())
-    (pod.root / "volume").mkdir()
-    pod.environment = {
-        **registered(nproc_per_node=1),
-        **{
-            "SAFEDIST_SCRATCH_ROOT": str(pod.root / "volume"),
-            "FLYTE_INTERNAL_EXECUTION_ID": "f1",
-            "FLYTE_ATTEMPT_NUMBER": "0",
-        },
-        **{"TEST_MARK": str(tmp_path / "mark"), "TEST_GROUP": str(group), "TEST_LIMIT": str(LIMIT)},
-    }
-    ended_for_its_memory(group, pod, in_pod(tmp_path, uid, group))
-    again = pod.start(*pod.fast_arguments("fills_its_memory_at_first"), preexec_fn=in_pod(tmp_path, uid, group))
-    _, err = again.communicate()
-    assert (again.returncode, pod.uploaded()) == (0, ["outputs.pb"]), err
+    container = Container(warm, tmp_path, group)
+    ended_for_its_memory(group, container)
+    again = container.start("again").wait()
+    uploaded = [path.name for path in (tmp_path / "uploads").glob("[!.]*")]
+    assert (again.code, again.left, uploaded) == (0, [], ["outputs.pb"]), again.err
     said = "this container was started before (1 time(s)), and ended at "
-    (line,) = [each for each in err.splitlines() if said in each]
+    (line,) = [each for each in again.err.splitlines() if said in each]
     assert "UTC without a verdict; its memory then: 8" in line
     assert "of 900.0 MiB in use, so most likely the kernel ended it. Fix: raise mem= in requests and limits" in line
-    assert pod.message.read_text().startswith(said), "where Kubernetes shows it, if it is ended again"
-    assert list((pod.root / "volume").glob(".safedist-*")) == [], "what has ended for good leaves none"
+    told = (again.files / "termination-log").read_text()
+    assert told.startswith(said), "where Kubernetes shows it, if it is ended again"
+    assert list(container.volume.glob(".safedist-*")) == [], "what has ended for good leaves none"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
-from tests.harness import nvml
+from tests.harness import mounts, nvml
 from tests.harness.procs import say, wait_for_word
 from tests.harness.product import disk, policy, run_record, verdict
 
@@ -18,7 +20,13 @@ def adapt() -> None:
     - ``TEST_MEASURE_WAITS``: whoever is about to see what is in scratch says so, and waits for a word.
     - ``TEST_PAGE_SECONDS``: the run's page is uploaded that often.
     - ``TEST_PUTS_WAIT``: whoever is about to upload a verdict says so, and waits for a word; it is everybody's turn.
+    - ``TEST_ENTERS``: this process, and so all that it starts, is in that control group.
+    - ``TEST_MOUNTS``: this is mounted for the same, each as the command line of ``mount``.
     """
+    if "TEST_ENTERS" in os.environ:
+        Path(os.environ["TEST_ENTERS"], "cgroup.procs").write_text(str(os.getpid()))
+    for arguments in json.loads(os.environ.get("TEST_MOUNTS", "[]")):
+        mounts.mount(*arguments)
     nvml.load()
     if "TEST_LEAVE_WORD" in os.environ:
         leave = run_record.RunRecord.leave

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -23,16 +22,10 @@ def mount(*arguments: str | Path) -> None:
         subprocess.run(["mount", *command], check=True, capture_output=True)
 
 
-def no_shared_memory(devices: Path) -> Callable[[], None]:
-    """For a process before it becomes another: there is no ``/dev/shm``. ``devices`` is a new directory."""
+def no_shared_memory(devices: Path) -> list[tuple[str, ...]]:
+    """What to mount where there shall be no ``/dev/shm``. ``devices`` is a new directory."""
     devices.mkdir()
     for name in DEVICES:
         (devices / name).touch()
     (devices / "fd").symlink_to("/proc/self/fd")
-
-    def enter() -> None:
-        for name in DEVICES:
-            mount("--bind", f"/dev/{name}", devices / name)
-        mount("--rbind", devices, "/dev")
-
-    return enter
+    return [*(("--bind", f"/dev/{name}", str(devices / name)) for name in DEVICES), ("--rbind", str(devices), "/dev")]

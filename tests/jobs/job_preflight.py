@@ -34,13 +34,8 @@ def torch_compared() -> str:
     return told()
 
 
-@task(task_config=SafeTorch(nnodes=3, nproc_per_node=1, timeouts=QUICK, preflight=FAIL))
-def torch_of_three() -> str:
-    return told()
-
-
-@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=1, timeouts=QUICK, preflight=FAIL))
-def horovod() -> str:
+@task(task_config=SafeHorovod(nnodes=3, nproc_per_node=1, timeouts=QUICK, preflight=FAIL))
+def horovod_of_three() -> str:
     import horovod.torch as hvd
 
     hvd.init()

@@ -1,0 +1,74 @@
+"""Ranks that take more memory than there is: in a control group whose limit, and what is in use, they are told."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from flytekit import task
+from torch.utils.data import DataLoader, Dataset
+
+from flytekitplugins_safedist import SafeTorch, current_rank
+
+
+class Greedy(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        if number >= 20 and current_rank().rank == 1:
+            self.held = [*getattr(self, "held", []), bytearray(60 << 20)]
+        return torch.ones(4)
+
+
+def train(workers: int) -> None:
+    dist.init_process_group("gloo")
+    for batch in DataLoader(Greedy(), batch_size=4, num_workers=workers):
+        dist.all_reduce(batch)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def a_worker_is_greedy() -> None:
+    train(2)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def a_rank_is_greedy() -> None:
+    train(0)
+
+
+def in_use(group: Path) -> int:
+    usage = next(file for name in ("memory.current", "memory.usage_in_bytes") if (file := group / name).exists())
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    prefix = "total_" if "total_active_file" in stat else ""
+    return int(usage.read_text()) - sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+
+
+def is_full() -> bool:
+    """Nearly: the kernel ends nobody yet."""
+    return in_use(Path(os.environ["TEST_ENTERS"])) >= 0.97 * int(os.environ["TEST_LIMIT"])
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1))
+def one_node_is_greedy() -> None:
+    dist.init_process_group("gloo")
+    held = []
+    while True:
+        if "TEST_ENTERS" in os.environ and not is_full():
+            held.append(bytearray(4 << 20))
+        dist.all_reduce(torch.ones(1))
+
+
+@task(task_config=SafeTorch(nproc_per_node=1))
+def fills_its_memory_at_first() -> str:
+    mark, held = Path(os.environ["TEST_MARK"]), []
+    if mark.exists():
+        return "done"
+    while not is_full():
+        held.append(bytearray(4 << 20))
+    mark.touch()
+    time.sleep(3600)
+    return "never"
