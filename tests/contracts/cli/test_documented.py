@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,12 +201,13 @@ def test_what_is_run_elsewhere_is_there(place: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("script", sorted({shlex.split(one)[1] for one in documented() if "benchmarks/" in one}))
-def test_a_benchmark_takes_the_options_of_the_pages(script: str) -> None:
+def test_a_benchmark_takes_the_options_of_the_pages(warm: Warm, tmp_path: Path, script: str) -> None:
     """It begins, with all that it imports. What it measures takes minutes, and is nobody's business in a test."""
     words = {word for command in documented() if script in command for word in shlex.split(command)}
-    done = run(["python", script, "--help"], ROOT)
-    assert done.returncode == 0, done.stderr
-    assert [word for word in words if word.startswith("--") and word not in done.stdout] == []
+    how: dict[str, Any] = {"kind": "main", "arguments": ["--help"], "libraries": False, "path": [ROOT / "benchmarks"]}
+    done = warm.run(f"{ROOT / script}:__main__", tmp_path / "job", **how)
+    assert done.code == 0, done.err
+    assert [word for word in words if word.startswith("--") and word not in done.out] == []
 
 
 @pytest.mark.processes
