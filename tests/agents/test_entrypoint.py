@@ -14,7 +14,7 @@ from flyteidl.core import errors_pb2
 from flytekitplugins_safedist.errors import ConfigError
 from tests.harness.objectstore import ObjectStore
 from tests.harness.pod import PROGRAM, RESOLVER, Pod
-from tests.harness.procs import ROOT
+from tests.harness.procs import ROOT, TERM
 from tests.harness.product import command_line, entrypoint, parse
 from tests.harness.registered import registered
 from tests.harness.tarballs import project
@@ -87,7 +87,12 @@ def pod(warm, tmp_path):
 
 
 def test_the_task_runs_with_the_archives_code_where_the_stock_command_would_put_it(pod):
+    """In the path, too; and a directory that only the code has is importable where it is named."""
     (pod.cwd / "lib.py").write_text("WHO = 'image'")
+    lib = {"lib.py": "from in_source import WHO", "source/in_source.py": "WHO = 'archive'"}
+    pod.archive.write_bytes(project({**FILES, **lib}))
+    named = [str(pod.cwd / "source"), str(pod.root / "image"), str(ROOT), *(path for path in sys.path if path)]
+    pod.environment["PYTHONPATH"] = os.pathsep.join(named)
     done = pod.fresh(*pod.fast_arguments("report"))
     assert done.code == 0, done.err
     found = pod.output()
@@ -96,20 +101,10 @@ def test_the_task_runs_with_the_archives_code_where_the_stock_command_would_put_
     assert found["cwd"] == str(pod.cwd)
     assert found["beside"] == "data"
     assert found["PYTHONPATH"].split(os.pathsep)[-1] == str(pod.cwd)
+    assert found["path"].index(str(pod.root / "image")) < found["path"].index(str(pod.cwd))
     assert found["argv"][0] == "pyflyte-execute"
     assert found["collects"], "Python's collector, which rests while flytekit is imported"
-    assert re.search(r"\[safedist\] code [0-9a-f]{12} fetched: 3 files", done.err)
-
-
-def test_path_order_is_the_stock_commands_and_a_directory_that_only_the_code_has_is_importable_where_it_is_named(pod):
-    pod.archive.write_bytes(project({**FILES, "lib.py": "from in_source import WHO", "source/in_source.py": "WHO = 1"}))
-    named = [str(pod.cwd / "source"), str(pod.root / "image"), str(ROOT), *(path for path in sys.path if path)]
-    pod.environment["PYTHONPATH"] = os.pathsep.join(named)
-    done = pod.fresh(*pod.fast_arguments("report"))
-    assert done.code == 0, done.err
-    found = pod.output()
-    assert found["lib"] == 1
-    assert found["path"].index(str(pod.root / "image")) < found["path"].index(str(pod.cwd))
+    assert re.search(r"\[safedist\] code [0-9a-f]{12} fetched: 4 files", done.err)
 
 
 def test_another_destination_is_importable_and_the_working_directory_stays(pod):
@@ -232,7 +227,7 @@ def test_a_recoverable_exception_stays_recoverable(pod):
 
 
 def test_what_leaves_with_a_code_uploads_nothing(pod):
-    assert pod.fresh(*pod.fast_arguments("leaves")).code == 17
+    assert pod.fast("leaves").code == 17
     assert not pod.outputs.exists()
 
 
@@ -335,8 +330,8 @@ def test_a_file_of_the_image_that_is_in_the_codes_way_is_the_tasks_own_mistake(p
 @pytest.mark.parametrize("outputs", ["that it speaks to", "of the same kind"])
 def test_a_store_that_the_image_has_no_package_for_is_the_images_mistake(pod, outputs):
     pod.prefix = str(pod.outputs) if outputs == "that it speaks to" else "nosuchstore://bucket/outputs"
-    done = pod.fresh("--additional-distribution", "nosuchstore://bucket/fast.tar.gz", "--", *pod.command("report"))
-    assert "This image cannot reach the store" in pod.message.read_text()
+    done = pod.run("--additional-distribution", "nosuchstore://bucket/fast.tar.gz", "--", *pod.command("report"))
+    assert "This image cannot reach the store" in (done.files / "termination-log").read_text()
     if outputs == "of the same kind":
         assert done.code == 1, done.err
     else:
@@ -347,8 +342,9 @@ def test_a_store_that_the_image_has_no_package_for_is_the_images_mistake(pod, ou
 
 def test_a_verdict_that_no_store_takes_ends_as_the_platforms_and_kubernetes_is_told_why(pod):
     pod.outputs.write_text("a file is in the way")
-    assert pod.fresh(*pod.fast_arguments("fails")).code == 137
-    assert str(pod.outputs) in pod.message.read_text()
+    done = pod.fast("fails")
+    assert done.code == 137
+    assert str(pod.outputs) in (done.files / "termination-log").read_text()
 
 
 REFUSES_A_SIGNED_URL = (
@@ -412,13 +408,13 @@ def test_a_command_that_does_not_exist_is_named(pod):
 def test_sigterm_while_staging_leaves_nothing_half_made(pod):
     with ObjectStore(pod.archive.read_bytes()) as store:
         store.fault = lambda method, _: "drip" if method == "GET" else None
-        process = pod.start("--additional-distribution", store.url, "--dest-dir", ".", "--", *pod.command("report"))
+        running = pod.running("--additional-distribution", store.url, "--dest-dir", ".", "--", *pod.command("report"))
         store.hanging.wait()  # it is in the middle of fetching now
-        process.terminate()
-        process.communicate()
-    assert process.returncode == 137
-    assert "told to stop by SIGTERM before this attempt had a verdict" in pod.message.read_text()
-    assert [name for name in os.listdir(pod.root / "tmp") if "safedist" in name] == []
+        running.signal(TERM)
+        done = running.wait()
+    assert (done.code, done.left, done.scratch) == (137, [], [])
+    told = (done.files / "termination-log").read_text()
+    assert "told to stop by SIGTERM before this attempt had a verdict" in told
     assert os.listdir(pod.cwd) == []
 
 

@@ -47,9 +47,7 @@ def gets(s3: Any, prefix: str) -> dict[str, int]:
     return {name: s3.count("GET", f"{prefix}/{name}") for name in names}
 
 
-@pytest.mark.parametrize(
-    ("how", "shared"), [("", True), ("killed", True), ("", False)], ids=["once", "again after a restart", "opted out"]
-)
+@pytest.mark.parametrize(("how", "shared"), [("killed", True), ("", False)], ids=["once, restarts or not", "opted out"])
 def test_each_input_is_fetched_once_per_node_and_each_rank_has_names_of_its_own(warm, tmp_path, s3, how, shared):
     made, arguments = job(warm, tmp_path, s3, how)
     made.registered = {"decks": ["Timeline"], "scratch": {**OPTIONS["scratch"], "share_inputs": shared}}

@@ -88,9 +88,9 @@ def test_a_library_that_no_fork_may_copy_is_left_to_each_rank_by_name_and_the_ot
     assert "start_method preload" in ended.err
 
 
-@pytest.mark.parametrize("how", READS)
-def test_a_variable_that_the_module_sets_before_an_import_has_its_effect(looks, how):
-    ended, ranks = looks(QUIET + READS[how], **sets(WEATHER_HOME="/mine"))
+@pytest.mark.parametrize(("how", "task"), [("by name", "looks_again"), ("all of its own", "looks")])
+def test_a_variable_that_the_module_sets_before_an_import_has_its_effect_in_each_round(looks, how, task):
+    ended, ranks = looks(QUIET + READS[how], task, **sets(WEATHER_HOME="/mine"))
     assert [each["saw"] for each in ranks] == ["/mine", "/mine"]
     assert not are_forked(ranks)
     (line,) = [line for line in ended.out.splitlines() if "start again, as fresh interpreters" in line]
@@ -135,12 +135,6 @@ def test_what_a_library_does_at_an_interpreters_end_is_done_at_each_ranks_but_wh
     assert are_forked(ranks)
     assert ended.out.count("the run has ended; its files True\n") == 2
     assert "removed" not in ended.out
-
-
-def test_ranks_that_have_to_be_fresh_interpreters_are_at_once_in_the_next_round(looks):
-    ended, ranks = looks(QUIET + READS["by name"], "looks_again", TEST_HOW="fails once", **sets(WEATHER_HOME="/mine"))
-    assert [each["forked"] for each in ranks] == [False] * 2
-    assert ended.out.count("start again, as fresh interpreters") == 1
 
 
 def test_a_module_of_the_users_that_has_a_librarys_name_is_the_users_in_each_rank(warm, tmp_path):

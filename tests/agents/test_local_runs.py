@@ -108,8 +108,7 @@ def test_ctrl_c_in_ranks_that_are_fresh_interpreters_is_one_line(warm, tmp_path,
 
 OUTLIVES = """
 import signal, sys
-if sys.argv[1:]:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as it comes from a shell; these tests may run under nohup themselves
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)  # as a program finds it
 from flytekit import task
 from flytekitplugins_safedist import SafeTorch
 from tests.harness.procs import say, wait_for_word
@@ -124,22 +123,19 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("nohup", [True, False], ids=["nohup", "shell"])
-def test_a_job_ends_with_its_terminal_but_under_nohup(warm, tmp_path, ranks_gate, nohup):
-    script, gate = tmp_path / "script.py", ranks_gate.environment
+@pytest.mark.parametrize("under", ["nohup", "a shell"])
+def test_a_job_ends_with_its_terminal_but_under_nohup(warm, tmp_path, ranks_gate, under):
+    script = tmp_path / "script.py"
     script.write_text(OUTLIVES)
-    if nohup:
-        running = warm.command(["nohup", sys.executable, str(script)], tmp_path / "job", gate)
-    else:
-        script_in_warm = {"kind": "main", "arguments": ["shell"], "environment": gate}
-        running = warm.start(f"{script}:__main__", tmp_path / "job", **script_in_warm)
+    options: dict[str, Any] = {"kind": "main", "arguments": [under], "environment": ranks_gate.environment}
+    running = warm.start(f"{script}:__main__", tmp_path / "job", **options)
     ranks_gate.heard(1)
     running.signal(signal.SIGHUP)
-    if nohup:
+    if under == "nohup":
         ranks_gate.let_go(1)
     ended = running.wait()
-    assert (ended.code, ended.left) == (0 if nohup else 1, []), ended.err
-    assert ("told to stop by SIGHUP" in ended.err) == (not nohup)
+    assert (ended.code, ended.left) == (0 if under == "nohup" else 1, []), ended.err
+    assert ("told to stop by SIGHUP" in ended.err) == (under != "nohup")
 
 
 def test_breakpoint_is_the_terminals_and_rank_0s_while_the_others_pass_it(warm, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def test_a_traceback_after_the_function_is_not_lost(warm, tmp_path):
 
 
 PRINTS = """
-import os
+import os, sys
 from pathlib import Path
 from flytekit import task
 from flytekitplugins_safedist import SafeTorch
@@ -63,6 +62,8 @@ def prints() -> str:
     return Path("/proc/self/fd/1").read_text()
 
 if __name__ == "__main__":
+    os.close(1)
+    sys.stdout = None
     Path("value").write_text(prints())
 """
 
@@ -70,8 +71,8 @@ if __name__ == "__main__":
 def test_where_the_standard_output_is_closed_what_ranks_print_is_in_their_logs_and_in_no_other_file(warm, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PRINTS)
-    ended = warm.command(["sh", "-c", f"exec {sys.executable} {script} >&-"], tmp_path / "job").wait()
-    assert ended.code == 0
+    ended = warm.run(f"{script}:__main__", tmp_path / "job", kind="main", libraries=False)
+    assert ended.code == 0, ended.err
     assert (tmp_path / "job" / "value").read_text() == "from Python\nfrom a child\n"
 
 

@@ -54,19 +54,7 @@ def in_a_pod(task: str, directory: Path, **further: str) -> tuple[dict[str, Any]
     return json.loads(outputs.literals["o0"].scalar.primitive.string_value), done.stderr
 
 
-def on_a_laptop(task: str, directory: Path, **further: str) -> dict[str, Any]:
-    program = f"import job_preloaded; print('found', job_preloaded.{task}())"
-    given = environment(further)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=directory, env=given, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
-    found: dict[str, Any] = json.loads(line.removeprefix("found "))
-    return found
-
-
-def test_a_module_finds_its_tasks_variables_and_libraries_that_were_imported_under_them(tmp_path):
+def test_a_module_finds_its_tasks_variables_and_libraries_that_were_imported_under_them(warm, tmp_path):
     found, log = in_a_pod("found", tmp_path / "pod", _F_IMG_ID=job_preloaded.MINE.id)
     assert found.pop("in images") == [True, False], "as flytekit's own command has it"
     assert "start_method preload" in log
@@ -77,6 +65,6 @@ def test_a_module_finds_its_tasks_variables_and_libraries_that_were_imported_und
     assert found["training"], "what an optimizer imports is there before there is one"
     assert found["tuned"], "by a variable of the task's that is read then"
     # flytekit gives a task's own ``environment=`` to its container alone: its ranks have it on a laptop, too.
-    laptop = on_a_laptop("found", tmp_path)
+    laptop = json.loads(warm.run("job_preloaded:found", tmp_path / "laptop", libraries=False).value)
     assert laptop.pop("in images") == [True, True]
     assert found == laptop

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from flytekitplugins_safedist.run import run_script
+from tests.fs.ranks import torchrun
 from tests.harness.procs import Ended, Warm
 
 SCRIPT = str(Path(__file__).parents[1] / "jobs" / "script_of_a_user.py")
@@ -138,8 +139,7 @@ NAMES = "import os; print(*sorted(os.environ))"
 def test_a_script_has_all_variables_that_torchrun_sets(warm, tmp_path):
     (tmp_path / "names.py").write_text(NAMES)
     program = str(tmp_path / "names.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", program]
-    torchruns = warm.command(torchrun, tmp_path / "its").wait()
+    torchruns = torchrun(warm, tmp_path / "its", Path(program), "--nproc-per-node=2").wait()
     ours = on_two_ranks(warm, tmp_path, program)
     assert (torchruns.code, ours.code) == (0, 0), torchruns.err + ours.err
     its = set(torchruns.out.splitlines()[-1].split())

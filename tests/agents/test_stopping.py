@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.pod import Pod
-from tests.harness.procs import DEADLINE, ROOT, alive, until
+from tests.harness.procs import DEADLINE, ROOT, Warm, alive, until
 from tests.harness.registered import registered
 
 TOLD = 137
@@ -83,8 +83,8 @@ class Gated(LocalFileSystem):
 class Stopped(Pod):
     """A pod with real torch, whose command is the console script's function."""
 
-    def __init__(self, root: Path, code: str) -> None:
-        super().__init__(root, {"workflows.py": code})
+    def __init__(self, root: Path, code: str, warm: Warm | None = None) -> None:
+        super().__init__(root, {"workflows.py": code}, warm)
 
     def begin(self, task: str, module: str = "", **more: str) -> subprocess.Popen[str]:
         self.environment |= more
@@ -105,30 +105,28 @@ def test_at_sixty_points_of_all_imports_sigterm_ends_the_process_at_once_and_in_
 
 
 @pytest.mark.parametrize("task", ["swallows_and_returns", "swallows_for_ever"])
-def test_a_task_that_catches_everything_is_ended_and_uploads_nothing(tmp_path, task):
-    pod = Stopped(tmp_path, MODULE)
-    process = pod.begin(task)
-    _, err = process.communicate(timeout=DEADLINE)
-    assert process.returncode == TOLD, err
+def test_a_task_that_catches_everything_is_ended_and_uploads_nothing(warm, tmp_path, task):
+    pod = Stopped(tmp_path, MODULE, warm)
+    done = pod.fast(task)
+    assert done.code == TOLD, done.err
     assert pod.uploaded() == []
 
 
-def test_a_module_that_catches_everything_at_import_is_ended_there(tmp_path):
-    pod = Stopped(tmp_path, SWALLOWING_IMPORT)
-    process = pod.begin("harmless")
-    _, err = process.communicate(timeout=DEADLINE)
-    assert process.returncode == TOLD, err
+def test_a_module_that_catches_everything_at_import_is_ended_there(warm, tmp_path):
+    pod = Stopped(tmp_path, SWALLOWING_IMPORT, warm)
+    done = pod.fast("harmless")
+    assert done.code == TOLD, done.err
     assert pod.uploaded() == []
-    assert "Error" not in err
+    assert "Error" not in done.err
 
 
-def test_a_handler_that_flytekit_left_behind_does_not_keep_the_process(tmp_path):
+def test_a_handler_that_flytekit_left_behind_does_not_keep_the_process(warm, tmp_path):
     code = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n" + MODULE
-    pod = Stopped(tmp_path, code)
+    pod = Stopped(tmp_path, code, warm)
     # Makes flytekit install packages at the start of the task, by a pip that does nothing here.
-    process = pod.begin("harmless", RUNTIME_PACKAGES="", _F_RUNTIME_PACKAGES="--version")
-    _, err = process.communicate(timeout=DEADLINE)
-    assert process.returncode == TOLD, err
+    pod.environment |= {"RUNTIME_PACKAGES": "", "_F_RUNTIME_PACKAGES": "--version"}
+    done = pod.fast("harmless")
+    assert done.code == TOLD, done.err
     assert pod.uploaded() == []
 
 

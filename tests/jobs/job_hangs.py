@@ -24,6 +24,7 @@ from flytekitplugins_safedist.checkpoint import Checkpoints
 from tests.harness.procs import say, wait_for_word
 
 QUICK = Timeouts(stop=0.5, exit=0.5)
+FAIL = Hangs(action="fail", floor=2, ceiling=float(os.environ.get("TEST_CEILING", "4")))
 
 
 def waits_alone() -> None:
@@ -192,7 +193,7 @@ def hangs(how: str) -> None:
         mixes(how)
 
 
-@task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=4)))
+@task(task_config=SafeTorch(nproc_per_node=3, timeouts=QUICK, hangs=FAIL))
 def fails(how: str) -> None:
     """Hang in one way or another; the job fails for it."""
     begins()

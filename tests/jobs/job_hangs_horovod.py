@@ -8,7 +8,7 @@ import time
 import horovod.torch as hvd
 import torch
 from flytekit import task
-from job_hangs import AGAIN, ALONE, QUICK, RETURNS, open_word
+from job_hangs import AGAIN, ALONE, FAIL, QUICK, RETURNS, open_word
 
 from flytekitplugins_safedist import Hangs, SafeHorovod, current_rank
 from tests.harness.procs import say
@@ -43,7 +43,7 @@ def hangs(how: str) -> None:
     meet("second")
 
 
-@task(task_config=SafeHorovod(nproc_per_node=3, timeouts=QUICK, hangs=Hangs(action="fail", floor=2, ceiling=4)))
+@task(task_config=SafeHorovod(nproc_per_node=3, timeouts=QUICK, hangs=FAIL))
 def fails(how: str) -> None:
     """Hang in one way or another; the job fails for it."""
     begins(how)
