@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import re
-import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from tests.harness.job import Job
 from tests.harness.moto_s3 import BUCKET
 from tests.harness.nvml import Gpus
 from tests.harness.pod import Pod
-from tests.harness.procs import KILL, TERM, Ended, Running, gate, until
-from tests.harness.proxy import Proxy
+from tests.harness.procs import DEADLINE, KILL, TERM, Ended, Running, gate, until
+from tests.harness.proxy import Holding
 from tests.harness.registered import registered
 
 SECRET = "s3cr3t-of-the-database"
@@ -212,30 +211,15 @@ def test_while_the_job_runs_the_page_shows_the_ranks_and_gpus_of_all_nodes(warm,
     assert "running" not in text
 
 
-class Holding(Proxy):
-    """On the way to a store: holds the first upload of a deck back."""
-
-    def __init__(self, target: int) -> None:
-        self.uploads = 0
-        self.release = threading.Event()
-        super().__init__(target)
-
-    def _seen(self, data: bytes) -> None:
-        if data.startswith(b"PUT ") and b"deck.html" in data.partition(b"\r\n")[0]:
-            self.uploads += 1
-            if self.uploads == 1:
-                self.release.wait()
-
-
 def test_a_store_that_is_slow_holds_up_no_job_and_the_page_of_its_end_is_the_last(warm, tmp_path, ranks_gate, s3):
-    store = Holding(int(s3.endpoint.rpartition(":")[2]))
+    store = Holding(int(s3.endpoint.rpartition(":")[2]), "deck.html")
     more = {**s3.environment, "FLYTE_AWS_ENDPOINT": f"http://127.0.0.1:{store.port}", **ranks_gate.environment, **QUICK}
     prefix = f"s3://{BUCKET}/{tmp_path.name}"
     arguments = ["--output-prefix", f"{prefix}/out", "--raw-output-data-prefix", f"{prefix}/raw"]
     call = "job_recorded:one_node_waits"
     job = warm.start(call, tmp_path / "job", kind="execute", environment=more, arguments=arguments)
     ranks_gate.heard(2)
-    until(lambda: store.uploads, "the first page is on its way")
+    assert store.begun.wait(DEADLINE), "the first page is on its way"
     ranks_gate.let_go(2)
     ended = job.wait()
     assert ended.code == 0, ended.err

@@ -6,14 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.harness.moto_s3 import BUCKET, S3
 from tests.harness.pod import Pod
-from tests.harness.procs import DEADLINE, ROOT, Warm, alive, until
+from tests.harness.procs import DEADLINE, TERM, Running, Warm, alive, until
+from tests.harness.proxy import Holding
 from tests.harness.registered import registered
 
 TOLD = 137
@@ -57,27 +58,6 @@ from flytekitplugins_safedist import SafeTorch
 def train() -> str:
     return "trained"
 """
-
-
-GATED = """
-import os
-from fsspec.implementations.local import LocalFileSystem
-
-class Gated(LocalFileSystem):
-    protocol = "gated"
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return super()._strip_protocol(path.removeprefix("gated://"))
-
-    def put(self, *args, **kwargs):
-        with open(os.environ["TEST_GATE"] + "/begun", "w"):
-            pass
-        with open(os.environ["TEST_GATE"] + "/go") as go:
-            go.read()
-        return super().put(*args, **kwargs)
-"""
-"""An installed package with a store whose uploads say that they begin, and wait to be let go."""
 
 
 class Stopped(Pod):
@@ -156,53 +136,38 @@ def test_at_any_time_of_a_jobs_start_sigterm_ends_it_and_is_never_the_users_erro
         assert [text for text in several.map(told_at, range(count)) if text != "fine"] == []
 
 
-def installed(site: Path, name: str, code: str) -> None:
-    """Put there a package of one module, which has a store of its own name."""
-    (site / f"{name}-1.dist-info").mkdir(parents=True)
-    (site / f"{name}.py").write_text(code)
-    (site / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-    (site / f"{name}-1.dist-info" / "entry_points.txt").write_text(f"[fsspec.specs]\n{name} = {name}:{name.title()}\n")
-
-
-def uploading(root: Path, **more: str) -> tuple[Pod, subprocess.Popen[str]]:
+def uploading(warm: Warm, files: Path, s3: S3, **more: str) -> tuple[Holding, Running]:
     """A pod in the middle of uploading its outputs, told to stop."""
-    pod = Stopped(root, SAFE)
-    pod.prefix = f"gated://{pod.outputs}"
-    installed(root / "site", "gated", GATED)
-    path = os.pathsep.join([str(root / "site"), str(ROOT), *filter(None, sys.path)])
-    for name in ("begun", "go"):
-        os.mkfifo(root / name)
-    more |= {"TEST_GATE": str(root), "SAFEDIST_SCRATCH_ROOT": str(root / "tmp"), "PYTHONPATH": path}
-    process = pod.begin("train", **TORCH, **more)
-    with open(root / "begun"):  # opens when the upload begins
-        process.terminate()
-    return pod, process
+    store = Holding(int(s3.endpoint.rpartition(":")[2]), "outputs.pb")
+    environment = {**s3.environment, "FLYTE_AWS_ENDPOINT": f"http://127.0.0.1:{store.port}", **more}
+    place = ["--output-prefix", f"s3://{BUCKET}/{files.parent.name}"]
+    running = warm.start("job_private:nothing", files, kind="execute", environment=environment, arguments=place)
+    assert store.begun.wait(DEADLINE), running.shown
+    running.signal(TERM)
+    return store, running
 
 
-def test_an_upload_that_runs_when_the_pod_is_told_to_stop_is_finished(tmp_path):
-    pod, process = uploading(tmp_path)
-    assert _said(process, "the upload is finished first")
-    with open(tmp_path / "go", "w"):
-        pass
-    _, err = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 0, err
-    assert pod.uploaded() == ["outputs.pb"]
+def test_an_upload_that_runs_when_the_pod_is_told_to_stop_is_finished(warm, tmp_path, s3):
+    store, running = uploading(warm, tmp_path / "job", s3)
+    until(lambda: "the upload is finished first" in running.shown, "it is told to stop")
+    store.release.set()
+    ended = running.wait()
+    assert (ended.code, ended.left) == (0, []), ended.err
+    assert s3.get(f"{tmp_path.name}/outputs.pb")
+    store.close()
 
 
-def test_an_upload_that_outlasts_the_grace_period_ends_undecided(tmp_path):
+def test_an_upload_that_outlasts_the_grace_period_ends_undecided(warm, tmp_path, s3):
     # A second less than the margin: the time is over when SIGTERM comes, and nothing here has to be waited for.
-    pod, process = uploading(tmp_path, SAFEDIST_GRACE_SECONDS="1")
-    _, err = process.communicate(timeout=DEADLINE)
-    assert process.returncode == TOLD, err
-    assert pod.uploaded() == []
-    assert pod.message.read_text() == (
+    store, running = uploading(warm, tmp_path / "job", s3, SAFEDIST_GRACE_SECONDS="1")
+    ended = running.wait()
+    assert (ended.code, ended.left) == (TOLD, []), ended.err
+    assert s3.count("PUT", f"{tmp_path.name}/") == 0
+    assert (ended.files / "termination-log").read_text() == (
         "told to stop by SIGTERM, and the grace period is over before the upload of this attempt's verdict\n"
     )
-
-
-def _said(process: subprocess.Popen[str], text: str) -> bool:
-    assert process.stderr is not None
-    return any(text in line for line in iter(process.stderr.readline, ""))
+    store.release.set()
+    store.close()
 
 
 def test_ranks_whose_agent_is_gone_end_in_the_middle_of_an_import_that_catches_everything(warm, tmp_path, ranks_gate):

@@ -33,7 +33,7 @@ def test_a_jobs_restarts_and_attempts_are_one_run_of_each_tracker(warm, tmp_path
     failed = attempt(warm, tmp_path, 0, failures=2)
     assert "bad data in round 1" in failed.err
     assert "start_method preload" in failed.err
-    ended = attempt(warm, tmp_path, 1, failures=1)
+    ended = attempt(warm, tmp_path, 1, failures=0)
     assert (tmp_path / "n0" / "data" / "1" / "outputs.pb").exists(), ended.err
     begun = runs(tmp_path)
     assert len(begun) > 1  # one for each round
@@ -42,11 +42,11 @@ def test_a_jobs_restarts_and_attempts_are_one_run_of_each_tracker(warm, tmp_path
     [tag] = tmp_path.glob("mlruns/*/*/tags/job")
     assert tag.read_text() == begun[0]
     losses = (tag.parents[1] / "metrics" / "loss").read_text().splitlines()
-    assert [line.split()[-1] for line in losses] == ["0", "1", "10", "11"], "each round of each attempt"
+    assert [line.split()[-1] for line in losses] == ["0", "1", "10"], "each round of each attempt"
 
 
 def test_a_local_run_has_a_name_of_its_own_each_time(warm, tmp_path):
-    environment = {"TEST_TRACKED": str(tmp_path), **MLFLOW}
+    environment = {"TEST_TRACKED": str(tmp_path)}
     names = [
         warm.run("job_trackers:tracked", tmp_path / str(count), environment=environment).value for count in range(2)
     ]
