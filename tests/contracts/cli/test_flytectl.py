@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,6 @@ from google.protobuf.json_format import MessageToDict
 
 from tests.harness.flytectl import Registered, register
 from tests.harness.moto_s3 import BUCKET, S3
-from tests.harness.procs import Ended, Warm
 from tests.harness.registered import told_as_recorded
 
 RECORDED = sorted((PACKAGE / "tests/contracts/oracle/flytectl").glob("*.yaml"))
@@ -93,9 +95,7 @@ def test_nothing_that_flytectl_would_have_to_fill_in_is_left_anywhere(package: P
         assert "{{ registration" not in text
 
 
-def test_ranks_run_with_the_plain_tar_that_flytectl_uploads_as_tar_gz(
-    warm: Warm, package: Path, s3: S3, tmp_path: Path
-) -> None:
+def test_ranks_run_with_the_plain_tar_that_flytectl_uploads_as_tar_gz(package: Path, s3: S3, tmp_path: Path) -> None:
     prefix = f"s3://{BUCKET}"
     registered = register(package, prefix)
     assert registered.archive_name.endswith(".tar.gz")
@@ -105,15 +105,17 @@ def test_ranks_run_with_the_plain_tar_that_flytectl_uploads_as_tar_gz(
     s3.put(registered.archive_name, registered.archive)
     s3.put("inputs.pb", inputs.SerializeToString())
 
-    done = run(warm, registered, prefix, tmp_path, s3.environment)
+    done = run(registered, prefix, tmp_path, s3.environment)
 
-    assert (done.code, done.left) == (0, []), done.out + done.err
+    assert done.returncode == 0, done.stdout + done.stderr
     outputs = LiteralMap.FromString(s3.get("out/outputs.pb"))
     assert outputs.literals["o0"].scalar.primitive.string_value == "the archive 3 3"
     assert (tmp_path / "home/acme/train.py").is_file()
 
 
-def run(warm: Warm, registered: Registered, prefix: str, root: Path, environment: dict[str, str]) -> Ended:
+def run(
+    registered: Registered, prefix: str, root: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     """The pod's command and variables as a process, with what propeller fills in."""
     template = MessageToDict(registered.tasks["acme.train.torch_1x2_task"].template)
     container = template["k8sPod"]["podSpec"]["containers"][0]
@@ -127,8 +129,18 @@ def run(warm: Warm, registered: Registered, prefix: str, root: Path, environment
     }
     for name in ("home", "scratch"):
         (root / name).mkdir()
-    variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}  # else: the kubelet's
-    how: dict[str, Any] = {"kind": "entrypoint", "cwd": root / "home"}
-    how["environment"] = {**variables, **environment, "SAFEDIST_SCRATCH_ROOT": str(root / "scratch")}
-    how["arguments"] = [filled.get(one, one) for one in container["args"][1:]]
-    return warm.start("", root / "pod", **how).wait()
+    program = "from flytekitplugins_safedist.pod.start import main; main()"  # the console script, by its module
+    return subprocess.run(
+        [sys.executable, "-c", program, *(filled.get(one, one) for one in container["args"][1:])],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(PACKAGE),
+            **{one["name"]: one["value"] for one in container["env"] if "value" in one},  # else: the kubelet's
+            **environment,
+            "SAFEDIST_SCRATCH_ROOT": str(root / "scratch"),
+        },
+        cwd=root / "home",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
