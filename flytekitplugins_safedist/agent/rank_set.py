@@ -303,7 +303,8 @@ class Ranks:
         drain: float = log_lines.DRAIN_SECONDS,
         meanwhile: Callable[[], object] = bool,
     ) -> None:
-        """End all ranks: ``number`` first, SIGKILL for them and their descendants after ``timeouts.stop``.
+        """End all ranks: ``number`` first, SIGKILL for them and their descendants after ``timeouts.stop``. One that has
+        reported gets SIGKILL alone.
 
         Args:
             number: the signal.
@@ -313,7 +314,7 @@ class Ranks:
         """
         self._stopping_since_ns = self._stopping_since_ns or time.time_ns()
         seconds = self.plan.settings.timeouts.stop
-        if patience > seconds and any(cleanup.catches(each.pid, number) for each in self._left):
+        if patience > seconds and any(cleanup.catches(each.pid, number) for each in self.running):
             seconds = patience
         try:
             self._end(number, seconds, meanwhile)
@@ -334,8 +335,10 @@ class Ranks:
             logger.warning(f"{human(unseen)} of the ranks' output were not shown: this node's log is not read")
 
     def _end(self, number: int, patience: float, meanwhile: Callable[[], object] = bool) -> None:
-        if self._left:
-            self.plan.server.signal([each.pid for each in self._left], number)
+        # Who has reported does what is left for its end (a tracker tells its run how it was): no signal cuts it short.
+        told = [each.pid for each in self._left if each.outcome is None or number == signal.SIGKILL]
+        if told:
+            self.plan.server.signal(told, number)
         deadline = time.monotonic() + patience
         while self._left:
             left = deadline - time.monotonic()

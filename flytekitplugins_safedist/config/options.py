@@ -213,7 +213,7 @@ class Timeouts(_Fields):
         start: to import the libraries of a node's ranks; then as long again until all ranks have imported your module.
             Inputs are fetched after that, and do not count.
         rendezvous: until all nodes of the job have arrived.
-        stop: between SIGTERM and SIGKILL when ranks are ended.
+        stop: between SIGTERM and SIGKILL when ranks are ended. One that has failed has as long for its exit handlers.
         exit: for a rank to end after it has reported its result, and for the pod's process after the verdict. Threads
             and ``atexit`` handlers have that long.
         heartbeat: without a message from a node, until it counts as lost (frozen, cut off, or gone).

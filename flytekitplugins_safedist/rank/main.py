@@ -192,7 +192,7 @@ class RankProcess:
         left = self.end(Status.RAISED, raised, self._page.step).raised
         if left is not None and not isinstance(error, KeyboardInterrupt):  # nobody wants to read where that was
             # The rank's log is where a user looks first; a text is cut there as it is in the verdict.
-            print(left.traceback, file=sys.stderr, end="", flush=True)  # noqa: T201
+            print(recording.told_to_hook(error) + left.traceback, file=sys.stderr, end="", flush=True)  # noqa: T201
 
     def _difference(self, libraries: Collection[str]) -> str | None:
         """Why a fresh interpreter, having imported the user's module, would be another than this one."""

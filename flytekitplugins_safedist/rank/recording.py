@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -69,6 +71,22 @@ def shown(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return ask(lambda: f"{error.code}\n" if isinstance(error.code, str) else "", str)
     return own_frames_cut(error)
+
+
+def told_to_hook(error: BaseException) -> str:
+    """Have what the user or a library has set for an exception that ends an interpreter know of it: a tracker tells its
+    run so. What it has printed of it, unless that is the traceback again."""
+    if sys.excepthook is sys.__excepthook__ or isinstance(error, (SystemExit, KeyboardInterrupt)):
+        return ""
+    stderr, sys.stderr = sys.stderr, io.StringIO()
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+        said = sys.stderr.getvalue()
+    except BaseException:  # whatever it raises, or wants: the rank ends by its own error
+        said = ""
+    finally:
+        sys.stderr = stderr
+    return "" if type(error).__name__ in said else said
 
 
 def own_frames_cut(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -53,3 +54,11 @@ def test_a_local_run_has_a_name_of_its_own_each_time(warm, tmp_path):
     assert all(re.fullmatch(r"local-[0-9a-f]{16}", name) for name in names)
     assert len(set(names)) == 2
     assert sorted(runs(tmp_path)) == sorted(names)
+
+
+def test_the_run_of_a_rank_that_fails_is_told_so_before_the_rank_ends(warm, tmp_path):
+    os.mkfifo(tmp_path / "told")
+    ended = warm.run("job_trackers:ends_badly", tmp_path / "job", environment={"TEST_TRACKED": str(tmp_path / "told")})
+    assert "the run has failed (bad data)" in ended.out
+    assert "a word of the tracker" in ended.out
+    assert ended.out.count("Traceback") == 1

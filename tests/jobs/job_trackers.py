@@ -3,7 +3,9 @@ and more for each process."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -48,3 +50,28 @@ def _by_mlflow(where: str) -> None:
     found = mlflow.MlflowClient().search_runs([experiment], f"tags.job = '{me.job}'", max_results=1)
     with mlflow.start_run(run_id=found[0].info.run_id if found else None, tags={"job": me.job}):
         mlflow.log_metric("loss", 1.0, step=10 * me.attempt + me.round)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def ends_badly() -> None:
+    """A tracker of rank 0's takes down what its process ends by, as wandb does, and tells its run at the exit: that is
+    not done before rank 1 was told to end."""
+    status = ["finished"]
+
+    def takes_down(_kind: object, error: BaseException, _trace: object) -> None:
+        status[0] = f"failed ({error})"
+        print("a word of the tracker", file=sys.stderr)
+
+    def ends_the_run() -> None:
+        Path(os.environ["TEST_TRACKED"]).read_text()
+        print("the run has", status[0])
+
+    if current_rank().rank == 0:
+        sys.excepthook = takes_down
+        atexit.register(ends_the_run)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: Path(os.environ["TEST_TRACKED"]).write_text("told to end"))
+    barrier("both listen")
+    if current_rank().rank == 0:
+        raise ValueError("bad data")
+    signal.pause()
