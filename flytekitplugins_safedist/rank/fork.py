@@ -62,6 +62,8 @@ KEPT: dict[str, Callable[[ModuleType], object]] = {
     # Lightning's, after torchmetrics': as in a fresh interpreter, each has its own, and its strategies set both.
     "lightning.fabric.utilities.rank_zero": _rank,
     "lightning_fabric.utilities.rank_zero": _rank,
+    # How many threads it starts when they are needed; pandas imports it, where it is installed.
+    "numexpr.utils": operator.methodcaller("_init_num_threads"),
     # All that it reads.
     "numba.core.config": operator.methodcaller("reload_config"),
 }

@@ -32,6 +32,15 @@ READS = {
     "all of its own": "SAW = {k: v for k, v in os.environ.items() if k.startswith('WEATHER_')}.get('WEATHER_HOME')\n",
 }
 
+NUMEXPR = """
+import os
+threads = None
+
+def _init_num_threads():
+    global threads
+    threads = os.environ.get("OMP_NUM_THREADS")
+"""
+
 
 DRAWS = """
 import random
@@ -110,6 +119,15 @@ def test_a_library_that_reads_which_rank_it_is_in_finds_it(looks):
     ended, ranks = looks(QUIET + "SAW = os.environ.get('LOCAL_RANK')\n")
     assert sorted(each["saw"] for each in ranks) == ["0", "1"]
     assert "LOCAL_RANK has another value here than weather found" in ended.out
+
+
+def test_numexpr_has_the_threads_of_each_rank_which_need_not_be_a_fresh_interpreter_for_that(looks, tmp_path):
+    (tmp_path / "site-packages" / "numexpr").mkdir(parents=True)
+    (tmp_path / "site-packages" / "numexpr" / "utils.py").write_text(NUMEXPR)
+    saw = "import numexpr.utils\nnumexpr.utils._init_num_threads()\n__getattr__ = lambda _: numexpr.utils.threads\n"
+    _, ranks = looks(QUIET.replace("SAW = None", saw), OMP_NUM_THREADS="3")
+    assert are_forked(ranks)
+    assert [each["saw"] for each in ranks] == ["3", "3"]
 
 
 def test_what_a_library_sets_is_set_in_ranks_too(looks):
