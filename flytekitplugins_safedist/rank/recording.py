@@ -76,7 +76,9 @@ def shown(error: BaseException) -> str:
 def told_to_hook(error: BaseException) -> str:
     """Have what the user or a library has set for an exception that ends an interpreter know of it: a tracker tells its
     run so. What it has printed of it, unless that is the traceback again."""
-    if sys.excepthook is sys.__excepthook__ or isinstance(error, (SystemExit, KeyboardInterrupt)):
+    # Python's own, and the one that flytekit sets.
+    only_prints = getattr(sys.excepthook, "__module__", "") in ("sys", "rich.traceback")
+    if only_prints or isinstance(error, (SystemExit, KeyboardInterrupt)):
         return ""
     stderr, sys.stderr = sys.stderr, io.StringIO()
     try:
@@ -86,7 +88,9 @@ def told_to_hook(error: BaseException) -> str:
         said = ""
     finally:
         sys.stderr = stderr
-    return "" if type(error).__name__ in said else said
+    return (
+        "" if type(error).__name__ in "".join(said.split()) else said
+    )  # whose lines may be no longer than a terminal's
 
 
 def own_frames_cut(error: BaseException) -> str:

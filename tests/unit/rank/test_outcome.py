@@ -6,12 +6,16 @@ import dataclasses
 import json
 import pickle
 import signal
+import sys
+import textwrap
+import traceback
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flytekitplugins_safedist.failures import Failure
+from flytekitplugins_safedist.rank import recording
 from flytekitplugins_safedist.rank.outcome import (
     NO_RANK,
     RankOutcome,
@@ -307,3 +311,21 @@ def test_what_torchs_checkpoints_raise_has_the_first_line_of_the_rank_that_faile
     assert (
         "raised torch.distributed.checkpoint.api.CheckpointException: OSError: [Errno 5] Input/output error\n" in shown
     )
+
+
+@pytest.mark.parametrize(
+    ("of", "says", "told"), [("rich.traceback", "no", ""), ("tracker", "kept: no", "kept: no"), ("tracker", "", "")]
+)
+def test_a_hook_that_knows_more_than_to_print_the_traceback_hears_of_an_exception(monkeypatch, of, says, told) -> None:
+    heard = []
+
+    def hook(kind: type[BaseException], error: BaseException, _: object) -> None:
+        heard.append(error)
+        lines = traceback.format_exception_only(kind, error)
+        sys.stderr.write(says or "\n".join(textwrap.wrap("".join(lines), 7)))
+
+    hook.__module__ = of
+    monkeypatch.setattr(sys, "excepthook", hook)
+    error = ModuleNotFoundError("no")
+    assert recording.told_to_hook(error) == told
+    assert heard == ([error] if of == "tracker" else [])
