@@ -93,7 +93,7 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
         Raises:
             ConfigError: the task cannot run with that.
         """
-        defaults = settings.default_resources
+        defaults = getattr(settings, "default_resources", None)  # a registration of flytekit 1.16.0 asks for nothing
         if defaults is None or of_resources("", self.plan.arguments):
             return self.plan
         arguments = replace(self.arguments, requests=defaults.requests, limits=defaults.limits, resources=None)
