@@ -177,3 +177,10 @@ def test_its_agent_sees_for_how_long_it_waits_for_an_input_that_another_rank_dow
             assert agent.steps.is_fetched_for
         assert agent.steps.is_fetched_for
     assert not agent.steps.is_fetched_for
+
+
+def test_of_what_is_longer_than_its_place_the_end_is_kept_and_the_rank_waits_as_always(pages: Pages) -> None:
+    agents, own = pages
+    own.wait_begins("gradients/" * 40 + "last")
+    assert agents.waits[:2] == (1, 0)
+    assert agents.waits[2].endswith("gradients/last")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -103,3 +104,19 @@ def test_a_page_that_is_not_wanted_any_more_is_no_error_in_the_log(tmp_path, mon
     record.close()
     assert told == []
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_of_a_run_that_goes_on_has_its_earlier_rounds(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: SimpleQueue[str] = SimpleQueue()
+    monkeypatch.setattr(ConsoleDeck, "put", lambda _, decks: pages.put(decks["Run"]))
+    record = record_of(run(console=ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw"))))
+    memory = memoryview(bytearray(layout.SIZE))
+    views = [RankView(0, memory, how, time.monotonic(), tmp_path / "profile") for how in ("SIGKILL", "running")]
+    record.begins(0, 0, nnodes=1)
+    record.over(lambda: views[:1])
+    record.begins(1, 0, nnodes=1)
+    record.look(lambda: views[1:])
+    text = pages.get(timeout=60)
+    record.close()
+    assert "SIGKILL" in text
+    assert "running" in text
