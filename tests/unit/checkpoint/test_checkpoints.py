@@ -798,10 +798,13 @@ class Average:
         self.weights = state["weights"]
 
 
-@pytest.mark.parametrize("names", [("model", "average"), ("average", "model")])
-def test_what_lies_in_a_models_memory_before_the_restore_is_read_into_its_own(place, names):
+@pytest.mark.parametrize(
+    ("names", "width"), [(("model", "average"), 2), (("average", "model"), 2), (("model", "average"), 1)]
+)
+def test_what_lies_in_a_models_memory_before_the_restore_is_read_into_its_own(place, names, width):
     def state(average=None):
-        model = fresh(1)["model"]
+        model = torch.nn.Linear(width, width)
+        torch.nn.init.constant_(model.weight, 1)
         both = {"model": model, "average": Average(model)}
         if average is not None:
             both["average"].weights = [torch.full_like(each, average) for each in both["average"].weights]
