@@ -268,6 +268,7 @@ def test_what_does_not_load_is_told_apart_from_what_is_not_there(backend: str, s
         f"(seen: ImportError: libcudart.so.12: cannot open shared object file). Fix: {hint}"
     )
     assert statement in [f"import {name}" for name in found.libraries]
+    assert ("horovod.torch" in found.libraries) == (backend == "horovod"), "SafeTorch needs none"
 
 
 def test_a_torch_that_nothing_is_tried_with_is_refused_and_one_from_the_floor_on_is_taken() -> None:
