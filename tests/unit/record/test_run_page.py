@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
+from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import Any
 
@@ -106,9 +108,18 @@ def test_a_page_that_is_not_wanted_any_more_is_no_error_in_the_log(tmp_path, mon
     assert not (tmp_path / "out").exists()
 
 
-def test_the_page_of_a_run_that_goes_on_has_its_earlier_rounds(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_a_run_that_goes_on_has_its_earlier_rounds_and_its_upload_ends_with_the_run(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pages: SimpleQueue[str] = SimpleQueue()
-    monkeypatch.setattr(ConsoleDeck, "put", lambda _, decks: pages.put(decks["Run"]))
+    cancelled = threading.Event()
+
+    def put(_: ConsoleDeck, decks: Mapping[str, str]) -> None:
+        pages.put(decks["Run"])
+        cancelled.wait()
+
+    monkeypatch.setattr(ConsoleDeck, "put", put)
+    monkeypatch.setattr(ConsoleDeck, "cancel", lambda _: cancelled.set())
     record = record_of(run(console=ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw"))))
     memory = memoryview(bytearray(layout.SIZE))
     views = [RankView(0, memory, how, time.monotonic(), tmp_path / "profile") for how in ("SIGKILL", "running")]
@@ -120,3 +131,4 @@ def test_the_page_of_a_run_that_goes_on_has_its_earlier_rounds(tmp_path, monkeyp
     record.close()
     assert "SIGKILL" in text
     assert "running" in text
+    assert cancelled.is_set()
