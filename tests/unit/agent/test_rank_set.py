@@ -160,7 +160,9 @@ def test_orders_of_a_round_share_no_file_with_another_rank_or_round(job):
         assert len({getattr(order.files, name) for order in orders}) == 4
 
 
-@pytest.mark.parametrize(("code", "status"), [(3, Status.EXITED), (0, Status.EXITED), (-15, Status.KILLED), (-6, Status.KILLED)])
+@pytest.mark.parametrize(
+    ("code", "status"), [(3, Status.EXITED), (0, Status.EXITED), (-15, Status.KILLED), (-6, Status.KILLED)]
+)
 def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
     ranks, processes, orders = round_
     leave(orders[0], Status.SUCCEEDED)
