@@ -7,7 +7,6 @@ Sources of what is read here:
 
 - PyTorchJob: training-operator v1.9.0, ``pkg/controller.v1/pytorch/{envvar,master,elastic}.go``
 - JobSet: Flyte v2.0.18, ``flyteplugins/go/tasks/plugins/k8s/clustered/runtime_torch.go``; the index is the kubelet's
-- Kubeflow Trainer v2.3.0: ``pkg/runtime/framework/plugins/torch/torch.go``
 """
 
 from __future__ import annotations
@@ -68,13 +67,12 @@ class Words:
             raise self.unreadable(name, "a whole number, 0 or more")
         return int(text)
 
-    def address(self, prefix: str = "", host: str = "") -> Endpoint:
-        """Where node 0 is met, by torch's own two variables (or torchrun's, *prefix* ``PET_``)."""
-        host = host or self.required(f"{prefix}{envvars.MASTER_ADDR}")
-        name = f"{prefix}{envvars.MASTER_PORT}"
-        port = self.whole_number(name)
+    def address(self, host: str = "") -> Endpoint:
+        """Where node 0 is met, by torch's own two variables."""
+        host = host or self.required(envvars.MASTER_ADDR)
+        port = self.whole_number(envvars.MASTER_PORT)
         if not 0 < port < 65536:
-            raise self.unreadable(name, "a TCP port, 1 to 65535")
+            raise self.unreadable(envvars.MASTER_PORT, "a TCP port, 1 to 65535")
         return Endpoint(host, port)
 
     def endpoint(self, name: str) -> Endpoint:
@@ -192,23 +190,6 @@ def _pytorchjob(words: Words, asked: Registered) -> Topology:
     return replace(place, endpoint=words.address())
 
 
-def _trainjob(words: Words, asked: Registered) -> Topology:
-    """Kubeflow Trainer v2: a JobSet's pods, with torchrun's variables and no other. Its number of processes is never
-    compared: without GPUs it counts CPUs, whatever the task asks for, and with GPUs it leaves them to torchrun."""
-    place = _fixed(words, asked, envvars.PET_NODE_RANK, envvars.PET_NNODES)
-    index = words.env.get(envvars.JOB_COMPLETION_INDEX)
-    if index is not None and index != str(place.node_rank):
-        seen = f"{envvars.JOB_COMPLETION_INDEX}={index}"
-        raise words.contradiction(seen, f"{place.node_rank}, as {envvars.PET_NODE_RANK} says")
-    processes = words.env.get(envvars.PET_NPROC_PER_NODE, "auto")
-    note = (
-        f"{envvars.PET_NPROC_PER_NODE}={processes} of the TrainJob is not used (it counts CPUs where there is no GPU): "
-        f"{asked.nproc_per_node} ranks on each node, as the task is configured"
-    )
-    notes = () if processes in ("auto", str(asked.nproc_per_node)) else (note,)
-    return replace(place, endpoint=words.address("PET_") if asked.max_nodes > 1 else None, notes=notes)
-
-
 def _pytorchjob_elastic(words: Words, asked: Registered) -> Topology:
     nodes = parse_nodes(words.required(envvars.PET_NNODES))
     if nodes is None:
@@ -252,18 +233,8 @@ def _alone(env: Mapping[str, str], asked: Registered) -> Topology:
     return Topology(0, 1, 1, ranks, None, source, alone=True, notes=(note,) if asked.max_nodes > 1 else ())
 
 
-def _has_torchs_names(env: Mapping[str, str]) -> bool:
-    """The training operator sets torch's own names beside torchrun's; Trainer v2 only torchrun's."""
-    return any(name in env for name in (envvars.MASTER_ADDR, envvars.RANK, envvars.WORLD_SIZE))
-
-
 ADAPTERS: tuple[Adapter, ...] = (
-    Adapter("PyTorchJob", lambda env: envvars.PET_NODE_RANK in env and _has_torchs_names(env), _pytorchjob),
-    Adapter(
-        "Kubeflow Trainer's TrainJob",
-        lambda env: envvars.PET_NODE_RANK in env and not _has_torchs_names(env),
-        _trainjob,
-    ),
+    Adapter("PyTorchJob", lambda env: envvars.PET_NODE_RANK in env, _pytorchjob),
     Adapter("PyTorchJob with an elastic policy", lambda env: envvars.PET_RDZV_ENDPOINT in env, _pytorchjob_elastic),
     Adapter("JobSet", lambda env: envvars.JOBSET_NAME in env, _jobset),
 )

@@ -13,21 +13,18 @@ from tests.unit.topology.test_topology import FIXED, asked, elastic, leaves_open
 
 NAMES = {
     "pytorchjob": "PyTorchJob",
-    "trainjob": "Kubeflow Trainer's TrainJob",
     "jobset": "JobSet",
     "elastic": "PyTorchJob with an elastic policy",
 }
 NUMBERS = {
     "pytorchjob": ("PET_NODE_RANK", "PET_NNODES", "RANK", "MASTER_PORT"),
-    "trainjob": ("PET_NODE_RANK", "PET_NNODES", "PET_MASTER_PORT"),
     "jobset": ("JOB_COMPLETION_INDEX", "NNODES", "MASTER_PORT"),
 }
 OTHERS = {
     "pytorchjob": ("MASTER_ADDR",),
-    "trainjob": ("PET_MASTER_ADDR",),
     "elastic": ("PET_NNODES", "PET_RDZV_ENDPOINT"),
 }
-NODES_FROM = {"pytorchjob": "PET_NNODES", "trainjob": "PET_NNODES", "jobset": "NNODES"}
+NODES_FROM = {"pytorchjob": "PET_NNODES", "jobset": "NNODES"}
 
 
 def variables(operator: str) -> tuple[dict[str, str], Registered]:
@@ -124,8 +121,8 @@ REFUSED = {
         pinned(2, 4),
         asked(2, 2, 4),
         "nothing says which node of the job this pod is [registered nnodes=2] (expected: the variables of one of: "
-        "PyTorchJob, Kubeflow Trainer's TrainJob, PyTorchJob with an elastic policy, JobSet). Fix: check that the "
-        "cluster's training operator handled this job (the pod has none of its variables)",
+        "PyTorchJob, PyTorchJob with an elastic policy, JobSet). Fix: check that the cluster's training operator "
+        "handled this job (the pod has none of its variables)",
     ),
     "an endpoint for one": (
         {"SAFEDIST_ENDPOINT": "a:1"},
@@ -140,11 +137,12 @@ REFUSED = {
         "-n0-0-master-0, ... WORLD_SIZE=2] (expected: a number, or SAFEDIST_JOB pinned into the pod). Fix: register "
         "the task with this package, which pins it",
     ),
-    "another index than rank": (
-        FIXED["trainjob"](1, 2, 4) | {"JOB_COMPLETION_INDEX": "0"},
+    "a TrainJob of Kubeflow Trainer's, v2": (
+        pinned(2, 4) | {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "f1-node-0-0.f1"},
         asked(2, 2, 4),
-        "Kubeflow Trainer's TrainJob contradicts the task's configuration [JOB_COMPLETION_INDEX=0, ... registered "
-        f"nnodes=2] (seen: JOB_COMPLETION_INDEX=0; expected: 1, as PET_NODE_RANK says). {AGAIN}",
+        "PyTorchJob does not say MASTER_ADDR [PET_MASTER_ADDR=f1-node-0-0.f1, PET_NNODES=2, PET_NODE_RANK=1, "
+        "registered nnodes=2] (expected: MASTER_ADDR beside the other variables of PyTorchJob). Fix: it has no "
+        "default: a guessed identity would make two nodes believe they are the same one",
     ),
     "another RANK": (
         FIXED["pytorchjob"](1, 2, 4) | {"RANK": "0"},
@@ -170,12 +168,6 @@ REFUSED = {
 
 OPEN = "and leaves nproc_per_node open (with_overrides, or a limit of the platform, changed the GPUs)"
 NOTED = {
-    "a TrainJob that counts CPUs": (
-        FIXED["trainjob"](1, 2, 4) | {"PET_NPROC_PER_NODE": "16"},
-        asked(2, 2, 4),
-        "PET_NPROC_PER_NODE=16 of the TrainJob is not used (it counts CPUs where there is no GPU): 4 ranks on each "
-        "node, as the task is configured",
-    ),
     "a local run of many nodes": ({}, asked(3, 3, 4), "a local run is one node: 4 ranks instead of 12 on 3 nodes"),
     "more GPUs than one": (
         {**pinned(1, 1, gpus=1), "CUDA_VISIBLE_DEVICES": "0,1"},

@@ -45,18 +45,6 @@ def pytorchjob(rank: int, nodes: int, nproc: int) -> dict[str, str]:
     }
 
 
-def trainjob(rank: int, nodes: int, nproc: int) -> dict[str, str]:
-    """A pod of Kubeflow Trainer v2.3.0 (torch.go, EnforceMLPolicy); the index is the kubelet's."""
-    return pinned(nodes, nproc) | {
-        "PET_NNODES": str(nodes),
-        "PET_NPROC_PER_NODE": "auto",
-        "PET_NODE_RANK": str(rank),
-        "PET_MASTER_ADDR": "f1-node-0-0.f1",
-        "PET_MASTER_PORT": "29500",
-        "JOB_COMPLETION_INDEX": str(rank),
-    }
-
-
 def elastic(nodes: str, nproc: int) -> dict[str, str]:
     return pinned(nodes, nproc) | {
         "PET_RDZV_ENDPOINT": "f1-n0-0-worker-0:23456",
@@ -78,7 +66,7 @@ def jobset(rank: int, nodes: int, nproc: int) -> dict[str, str]:
     }
 
 
-FIXED = {"pytorchjob": pytorchjob, "trainjob": trainjob, "jobset": jobset}
+FIXED = {"pytorchjob": pytorchjob, "jobset": jobset}
 
 
 def test_a_plain_machine_is_a_local_run_of_one_node() -> None:
@@ -106,7 +94,6 @@ def test_operators_of_fixed_size_jobs_give_rank_size_and_endpoint_and_reading_ch
     assert {(one.node_rank, one.nnodes, one.world_size) for one in found.values()} == {(1, "3", 12)}
     assert {operator: str(one.endpoint) for operator, one in found.items()} == {
         "pytorchjob": "f1-n0-0-master-0:23456",
-        "trainjob": "f1-node-0-0.f1:29500",
         "jobset": "f1-workers-0-0.f1:29500",
     }
 
@@ -162,15 +149,6 @@ def test_contradictions_are_refused(case: str) -> None:
         from_env(env, asked)
 
     assert text in str(caught.value)
-
-
-def test_a_trainjob_that_was_not_registered_here_is_told_by_its_own_variables() -> None:
-    env = {name: value for name, value in trainjob(1, 2, 4).items() if name.startswith("PET_")}
-
-    topology = from_env(env, asked(2, 2, 4))
-
-    assert (topology.source, topology.node_rank) == ("Kubeflow Trainer's TrainJob", 1)
-    assert str(topology.endpoint) == "f1-node-0-0.f1:29500"
 
 
 def test_an_endpoint_that_the_user_set_wins() -> None:
