@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 from .. import envvars
-from ..errors import IncompatibleVersionError
 from . import lookup
 
 DISTRIBUTED = "torch.distributed"
@@ -121,24 +120,14 @@ def call_at_groups(meet: Callable[[str], object]) -> None:
     """Have something called when this process is about to make a process group, with its name; at once where torch
     makes them in another way, and nobody can tell. Imports nothing."""
 
-    def watch(dist: ModuleType) -> None:
-        if not dist.is_available():
-            return  # a torch that was built without
-        module = sys.modules[f"{DISTRIBUTED}.distributed_c10d"]
-        try:
-            make = lookup(module, "_new_process_group_helper", of="torch")
-        except IncompatibleVersionError:
-            meet("")
-            return
-
-        @functools.wraps(make)
+    def meeting(make: Callable[..., Any]) -> Callable[..., Any]:
         def makes(*arguments: Any, **more: Any) -> Any:
             meet(_name_among(inspect.signature(make), arguments, more))
             return make(*arguments, **more)
 
-        module._new_process_group_helper = makes  # type: ignore[attr-defined]
+        return makes
 
-    at_distributed(watch)
+    _put_around("distributed_c10d", "_new_process_group_helper", meeting, missing=lambda: meet(""))
 
 
 _STORE_MAKER = "_create_c10d_store"
@@ -154,38 +143,52 @@ def around_stores(around: Callable[[Callable[..., Any], dict[str, Any]], Any]) -
     """Have something called in the place of what makes the store of a process group, with that and what it is given by
     name (hostname, port, rank, world_size, ...). Nothing where torch makes it in another way. Imports nothing."""
 
-    def watch(_: ModuleType) -> None:
-        if not finds_store_maker():
-            return
-        module = sys.modules["torch.distributed.rendezvous"]
-        create = getattr(module, _STORE_MAKER)
+    def surrounded(create: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(create)
+        return lambda *arguments, **more: around(create, dict(signature.bind(*arguments, **more).arguments))
 
-        @functools.wraps(create)
-        def meet(*arguments: Any, **more: Any) -> Any:
-            return around(create, dict(inspect.signature(create).bind(*arguments, **more).arguments))
-
-        setattr(module, _STORE_MAKER, meet)
-
-    at_distributed(watch)
+    _put_around("rendezvous", _STORE_MAKER, surrounded)
 
 
 def call_as_group_ends(call: Callable[[], object]) -> None:
     """Have something called when this process lets go of its group of all ranks; never where torch keeps it
     in another way. Imports nothing."""
 
-    def watch(dist: ModuleType) -> None:
-        module = sys.modules.get(f"{DISTRIBUTED}.distributed_c10d", dist)
-        keep = getattr(module, "_update_default_pg", None)
-        if keep is None:
-            return
-
-        @functools.wraps(keep)
+    def watched(keep: Callable[[Any], None]) -> Callable[[Any], None]:
         def keeps(group: Any) -> None:
             keep(group)
             if group is None:
                 call()
 
-        module._update_default_pg = keeps  # type: ignore[attr-defined]
+        return keeps
+
+    _put_around("distributed_c10d", "_update_default_pg", watched)
+
+
+def _put_around(
+    module: str,
+    name: str,
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+    missing: Callable[[], object] = lambda: None,
+) -> None:
+    """Have a function of torch's in the place of one of its own, as soon as that is there.
+
+    Args:
+        module: below ``torch.distributed``; has it.
+        name: of the function.
+        wrap: makes the other one of it.
+        missing: called where torch has none of that name.
+    """
+
+    def watch(dist: ModuleType) -> None:
+        if not dist.is_available():
+            return  # a torch that was built without
+        holder = sys.modules[f"{DISTRIBUTED}.{module}"]
+        found = getattr(holder, name, None)
+        if found is None:
+            missing()
+        else:
+            setattr(holder, name, functools.wraps(found)(wrap(found)))
 
     at_distributed(watch)
 
