@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -146,13 +146,15 @@ class Store:
         if self._on_disk:
             with atomic_write(ensure_dir(Path(path).parent) / Path(path).name) as file:
                 file.write(data)
-        elif self._ask(f"put {name}", lambda: self._fs.pipe_file(path, data) or True) is None:
+        elif self._ask("put", path, lambda: self._fs.pipe_file(path, data) or True) is None:
             raise CheckpointError("the place for checkpoints is not there", where={"store": self.url})
 
     def get(self, name: str) -> bytes | None:
         """A small object, or None where there is none."""
         path = self._path(name)
-        data: bytes | None = self._ask(f"get {name}", lambda: bytes(self._fs.cat_file(path)), path)
+        if self._on_disk:
+            refresh(path)  # or this client may only remember that it is not there
+        data: bytes | None = self._ask("get", path, lambda: bytes(self._fs.cat_file(path)))
         return data
 
     def read(self, save: str, sizes: Mapping[str, int], ranges: Sequence[Range]) -> Iterator[bytes]:
@@ -174,18 +176,17 @@ class Store:
                     raise FileNotFoundError(f"{save}/{missing[0]} is not there with {sizes[missing[0]]} bytes")
                 paths = [self._path(f"{save}/{name}") for name, _, _ in batch]
                 begins, ends = [at for _, at, _ in batch], [at + length for _, at, length in batch]
-                found = self._ask(f"read {save}", partial(self._fs.cat_ranges, paths, begins, ends, on_error="raise"))
-                if found is None:
-                    raise FileNotFoundError(f"{save} is being removed")
-                yield from found
+                read = partial(self._fs.cat_ranges, paths, begins, ends, on_error="raise")
+                yield from _found(save, self._ask("read", save, read))
             return
         for name, some in itertools.groupby(ranges, lambda each: each[0]):
-            path = Path(self._path(f"{save}/{name}"))
+            path = self._path(f"{save}/{name}")
             try:
                 wait_for(path, size=sizes[name], timeout=LATE_SECONDS)
             except (FsTimeoutError, PathBlockedError) as error:
                 raise FileNotFoundError(f"{path} is not there with {sizes[name]} bytes") from error
-            yield from _parts_of(path, some)
+            for _, at, length in some:
+                yield _found(save, self._ask("read", path, partial(self._fs.cat_file, path, at, at + length)))
 
     def remove(self, name: str) -> None:
         """Remove a file, or a save with all that is in it; what is gone already is no error."""
@@ -194,7 +195,7 @@ class Store:
             shutil.rmtree(path, onerror=_unless_gone) if path.is_dir() else path.unlink(missing_ok=True)
             return
         for each in [f"{name}/{inner}" for inner in self._list(name)] or [name]:  # rm() takes "[" for a pattern
-            self._ask(f"remove {each}", partial(self._fs.rm_file, self._path(each)))
+            self._ask("remove", each, partial(self._fs.rm_file, self._path(each)))
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/") or "/"
@@ -204,19 +205,17 @@ class Store:
         self._fs.invalidate_cache()
         path = self._path(name)
         if self._on_disk:  # names alone: fsspec of 2023 has nothing of a directory from which something goes meanwhile
-            names = self._ask(f"list {path}", lambda: [each.name for each in Path(path).iterdir()], path)
-            return dict.fromkeys(names or [], 0)
-        entries = self._ask(f"list {path}", lambda: self._fs.ls(path, detail=True)) or []
+            refresh(path)
+            return dict.fromkeys(self._ask("list", path, lambda: [each.name for each in Path(path).iterdir()]) or [], 0)
+        entries = self._ask("list", path, lambda: self._fs.ls(path, detail=True)) or []
         sizes = {str(entry["name"]).rstrip("/"): int(entry.get("size") or 0) for entry in entries}
         return {at.rpartition("/")[2]: size for at, size in sizes.items() if at != path}
 
-    def _ask(self, what: str, action: Callable[[], Any], late: str = "") -> Any:
+    def _ask(self, what: str, path: str, action: Callable[[], Any]) -> Any:
         """What the store answers, asked again while its error may pass; None where nothing is there, as it says twice:
         by one wrong word training would begin anew, and remove what there is."""
         retry, of_disk = Retry(PATIENCE_SECONDS, first=0.5, longest=15.0), Backoff()
         is_missing = False
-        if late and self._on_disk:
-            refresh(late)  # or this client may only remember that it is not there
         while True:
             try:
                 return action()
@@ -226,38 +225,26 @@ class Store:
                         return None
                     is_missing = True
                     continue
-                if self._on_disk and isinstance(error, OSError) and of_disk.allows(error):
-                    continue
-                pause = None if self._on_disk else retry.pause(error)
+                if self._on_disk and isinstance(error, OSError):
+                    if of_disk.allows(error):
+                        continue
+                    raise explain(error, path, f"{what} it") from error
+                pause = retry.pause(error)
                 if pause is None:
                     raise CheckpointError(
-                        f"the store did not {what}",
+                        f"the store did not {what} {path}",
                         where={"store": self.url},
                         seen=one_line(error),
                         hint="see whether the store answers, and whether the task's credentials may do this",
                     ) from error
-                logger.info(f"{self.url}: {what} failed: {one_line(error)}; trying again in {pause:.1f} s")
+                logger.info(f"{self.url}: {what} {path} failed: {one_line(error)}; trying again in {pause:.1f} s")
             time.sleep(pause)
 
 
-def _parts_of(path: Path, ranges: Iterable[Range]) -> Iterator[bytes]:
-    """Parts of a file, which is opened again where it cannot be read for a moment."""
-    with contextlib.ExitStack() as opened:
-        file: IO[bytes] | None = None
-        for _, offset, length in ranges:
-            retry, data = Backoff(), None
-            while data is None:
-                try:
-                    file = file or opened.enter_context(path.open("rb"))
-                    file.seek(offset)
-                    data = file.read(length)
-                except FileNotFoundError:
-                    raise
-                except OSError as error:
-                    file = None
-                    if not retry.allows(error):
-                        raise explain(error, path, "read it") from error
-            yield data
+def _found(save: str, data: Any) -> Any:
+    if data is None:
+        raise FileNotFoundError(f"{save} is being removed")
+    return data
 
 
 def _unless_gone(_work: object, _path: str, error: tuple[Any, BaseException, Any]) -> None:

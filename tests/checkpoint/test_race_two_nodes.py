@@ -61,7 +61,7 @@ def test_what_fails_for_a_moment_is_read_again(nodes, op, match, code):
     assert list(one.read(save, {"part": 5}, [("part", 0, 3), ("part", 3, 2)])) == [b"who", b"le"]
 
 
-def test_a_part_that_cannot_be_read_is_an_error_that_names_it(nodes):
+def test_what_cannot_be_read_is_an_error_that_names_it(nodes):
     one = Store(str(nodes[0].path))
     one.make("step-1")
     with one.part("step-1/part") as file:
@@ -69,6 +69,9 @@ def test_a_part_that_cannot_be_read_is_an_error_that_names_it(nodes):
     nodes[0].set(faults=[{"op": "read", "errno": "EIO", "match": "*part"}])
     with pytest.raises(FsIoError, match=r"path=.*step-1/part"):
         list(one.read("step-1", {"part": 5}, [("part", 0, 5)]))
+    nodes[0].set(faults=[{"op": "readdir", "errno": "EIO", "match": "*"}])
+    with pytest.raises(FsIoError, match=r"cannot list it.*look at the kernel log"):
+        one.saves()
 
 
 @pytest.mark.parametrize(("rank", "arrival"), [(0, 2), (1, 2)])
