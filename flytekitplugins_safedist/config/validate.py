@@ -195,12 +195,9 @@ def has_slices(pods: Mapping[str, Amounts], accelerator: Any) -> bool:
 
 
 # --- variables of a task's container: those that are not the user's to set, and what is none --------------------------
-_IDENTITY = envvars.IDENTITY | {
-    *(envvars.NNODES, envvars.JOBSET_NPROC_PER_NODE, envvars.JOB_COMPLETION_INDEX),
-    *("NODE_RANK", "GROUP_LOCAL_RANK"),
-}
+_IDENTITY = envvars.IDENTITY | {"NODE_RANK", "GROUP_LOCAL_RANK"}
 """Those by which torch, Horovod and the operators tell a node or rank who it is."""
-_IDENTITY_PREFIXES = ("PET_", "OMPI_COMM_WORLD_", "JOBSET_", "HOROVOD_GLOO_RENDEZVOUS_")
+_IDENTITY_PREFIXES = ("PET_", "OMPI_COMM_WORLD_", "HOROVOD_GLOO_RENDEZVOUS_")
 """Families of such variables."""
 _OURS = {
     envvars.JOB: ("is decided by the task config", "set what you want in the task config"),

@@ -3,10 +3,7 @@
 Identity has no default: where a variable is missing, an error says which. The operators' ``WORLD_SIZE`` counts *pods*,
 so it is never taken for a number of ranks.
 
-Sources of what is read here:
-
-- PyTorchJob: training-operator v1.9.0, ``pkg/controller.v1/pytorch/{envvar,master,elastic}.go``
-- JobSet: Flyte v2.0.18, ``flyteplugins/go/tasks/plugins/k8s/clustered/runtime_torch.go``; the index is the kubelet's
+PyTorchJob: training-operator v1.9.0, ``pkg/controller.v1/pytorch/{envvar,master,elastic}.go``
 """
 
 from __future__ import annotations
@@ -21,14 +18,13 @@ from ..errors import TopologyError
 from .devices import ranks_here, sockets_despite_rdma
 from .model import Endpoint, Topology
 
-_FAMILIES = ("PET_", "JOBSET_")
 _ENV_ONLY = (envvars.RANK, envvars.WORLD_SIZE, envvars.MASTER_ADDR, envvars.MASTER_PORT)
-_NAMES = {envvars.ENDPOINT, *_ENV_ONLY, envvars.JOB_COMPLETION_INDEX, envvars.NNODES, envvars.JOBSET_NPROC_PER_NODE}
+_NAMES = {envvars.ENDPOINT, *_ENV_ONLY}
 
 
 def seen_variables(env: Mapping[str, str]) -> dict[str, object]:
     """Every variable about identity that is there, and how many nodes were registered. None is ever a secret."""
-    found: dict[str, object] = {name: env[name] for name in sorted(env) if name in _NAMES or name.startswith(_FAMILIES)}
+    found: dict[str, object] = {name: env[name] for name in sorted(env) if name in _NAMES or name.startswith("PET_")}
     registered = Registered.from_env(env)
     return found if registered is None else {**found, "registered nnodes": registered.nnodes}
 
@@ -67,9 +63,9 @@ class Words:
             raise self.unreadable(name, "a whole number, 0 or more")
         return int(text)
 
-    def address(self, host: str = "") -> Endpoint:
+    def address(self) -> Endpoint:
         """Where node 0 is met, by torch's own two variables."""
-        host = host or self.required(envvars.MASTER_ADDR)
+        host = self.required(envvars.MASTER_ADDR)
         port = self.whole_number(envvars.MASTER_PORT)
         if not 0 < port < 65536:
             raise self.unreadable(envvars.MASTER_PORT, "a TCP port, 1 to 65535")
@@ -172,22 +168,16 @@ def is_alone(env: Mapping[str, str]) -> bool:
     return not any(adapter.recognises(env) for adapter in ADAPTERS)
 
 
-def _fixed(words: Words, asked: Registered, rank_from: str, nodes_from: str) -> Topology:
-    """A node of a job of a fixed size, which has yet to be told where node 0 is."""
-    rank, nodes = words.whole_number(rank_from), words.whole_number(nodes_from)
+def _pytorchjob(words: Words, asked: Registered) -> Topology:
+    rank, nodes = words.whole_number(envvars.PET_NODE_RANK), words.whole_number(envvars.PET_NNODES)
     words.same_nodes(asked, nodes, nodes)
     if rank >= asked.max_nodes:
         raise words.contradiction(f"node rank {rank}", f"0 to {asked.max_nodes - 1}")
-    return Topology(rank, asked.min_nodes, asked.max_nodes, asked.nproc_per_node, None, words.source)
-
-
-def _pytorchjob(words: Words, asked: Registered) -> Topology:
-    place = _fixed(words, asked, envvars.PET_NODE_RANK, envvars.PET_NNODES)
-    if envvars.RANK in words.env and words.whole_number(envvars.RANK) != place.node_rank:
+    if envvars.RANK in words.env and words.whole_number(envvars.RANK) != rank:
         seen = f"RANK={words.env[envvars.RANK]}"
-        raise words.contradiction(seen, f"RANK={place.node_rank}, as {envvars.PET_NODE_RANK} says")
+        raise words.contradiction(seen, f"RANK={rank}, as {envvars.PET_NODE_RANK} says")
     words.same_nproc(asked, envvars.PET_NPROC_PER_NODE)
-    return replace(place, endpoint=words.address())
+    return Topology(rank, nodes, nodes, asked.nproc_per_node, words.address(), words.source)
 
 
 def _pytorchjob_elastic(words: Words, asked: Registered) -> Topology:
@@ -200,16 +190,6 @@ def _pytorchjob_elastic(words: Words, asked: Registered) -> Topology:
         raise words.contradiction("an elastic policy", f"a job of exactly {asked.max_nodes} nodes, with a Master")
     endpoint = words.endpoint(envvars.PET_RDZV_ENDPOINT)
     return Topology(None, asked.min_nodes, asked.max_nodes, asked.nproc_per_node, endpoint, words.source)
-
-
-def _jobset(words: Words, asked: Registered) -> Topology:
-    place = _fixed(words, asked, envvars.JOB_COMPLETION_INDEX, envvars.NNODES)
-    words.same_nproc(asked, envvars.JOBSET_NPROC_PER_NODE)
-    name = words.required(envvars.JOBSET_NAME)
-    # <jobset>-<replicated job>-<job index>-<pod index>.<subdomain>; Flyte calls its one replicated job "workers" and
-    # makes the JobSet's name the subdomain (clustered/plugin.go, build.go).
-    host = words.env.get(envvars.MASTER_ADDR) or f"{name}-workers-0-0.{name}"
-    return replace(place, endpoint=words.address(host=host))
 
 
 def _alone(env: Mapping[str, str], asked: Registered) -> Topology:
@@ -236,5 +216,4 @@ def _alone(env: Mapping[str, str], asked: Registered) -> Topology:
 ADAPTERS: tuple[Adapter, ...] = (
     Adapter("PyTorchJob", lambda env: envvars.PET_NODE_RANK in env, _pytorchjob),
     Adapter("PyTorchJob with an elastic policy", lambda env: envvars.PET_RDZV_ENDPOINT in env, _pytorchjob_elastic),
-    Adapter("JobSet", lambda env: envvars.JOBSET_NAME in env, _jobset),
 )

@@ -9,26 +9,23 @@ from flytekitplugins_safedist.config.registered import Registered
 from flytekitplugins_safedist.errors import TopologyError
 from flytekitplugins_safedist.topology import from_env
 from flytekitplugins_safedist.topology.adapters import is_alone
-from tests.unit.topology.test_topology import FIXED, asked, elastic, leaves_open, pinned
+from tests.unit.topology.test_topology import asked, elastic, leaves_open, pinned, pytorchjob
 
 NAMES = {
     "pytorchjob": "PyTorchJob",
-    "jobset": "JobSet",
     "elastic": "PyTorchJob with an elastic policy",
 }
 NUMBERS = {
     "pytorchjob": ("PET_NODE_RANK", "PET_NNODES", "RANK", "MASTER_PORT"),
-    "jobset": ("JOB_COMPLETION_INDEX", "NNODES", "MASTER_PORT"),
 }
 OTHERS = {
     "pytorchjob": ("MASTER_ADDR",),
     "elastic": ("PET_NNODES", "PET_RDZV_ENDPOINT"),
 }
-NODES_FROM = {"pytorchjob": "PET_NNODES", "jobset": "NNODES"}
 
 
 def variables(operator: str) -> tuple[dict[str, str], Registered]:
-    return (elastic("2:4", 8), asked(2, 4, 8)) if operator == "elastic" else (FIXED[operator](1, 3, 8), asked(3, 3, 8))
+    return (elastic("2:4", 8), asked(2, 4, 8)) if operator == "elastic" else (pytorchjob(1, 3, 8), asked(3, 3, 8))
 
 
 def told(env: dict[str, str], wanted: Registered) -> str:
@@ -86,14 +83,11 @@ def test_an_empty_variable_is_told_with_its_operator() -> None:
 
 
 CONTRADICTED = [
-    *((operator, name, "5", "nnodes=5; expected: nnodes=3") for operator, name in NODES_FROM.items()),
+    ("pytorchjob", "PET_NNODES", "5", "nnodes=5; expected: nnodes=3"),
     ("elastic", "PET_NNODES", "2:5", "nnodes=2:5; expected: nnodes=2:4"),
     *(
-        (operator, name, "7", f"{name}=7; expected: 8, as the task is configured")
-        for operator, name in {
-            **dict.fromkeys(("pytorchjob", "elastic"), "PET_NPROC_PER_NODE"),
-            "jobset": "NPROC_PER_NODE",
-        }.items()
+        (operator, "PET_NPROC_PER_NODE", "7", "PET_NPROC_PER_NODE=7; expected: 8, as the task is configured")
+        for operator in ("pytorchjob", "elastic")
     ),
 ]
 
@@ -108,20 +102,19 @@ def test_another_number_of_nodes_or_ranks_is_told_with_both() -> None:
 AGAIN = "Fix: register the task again; if it stays, something sets the operator's variables a second time"
 REFUSED = {
     "two operators speak": (
-        FIXED["pytorchjob"](0, 2, 4) | FIXED["jobset"](0, 2, 4),
+        pytorchjob(0, 2, 4) | {"PET_RDZV_ENDPOINT": "f1-n0-0-worker-0:23456"},
         asked(2, 2, 4),
-        "more than one operator says which node this is [JOBSET_NAME=f1, JOBSET_RESTART_ATTEMPT=0, "
-        "JOB_COMPLETION_INDEX=0, MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=29500, NNODES=2, NPROC_PER_NODE=4, "
+        "more than one operator says which node this is [MASTER_ADDR=f1-n0-0-master-0, MASTER_PORT=23456, "
         "PET_MASTER_ADDR=f1-n0-0-master-0, PET_MASTER_PORT=23456, PET_NNODES=2, PET_NODE_RANK=0, "
-        "PET_NPROC_PER_NODE=auto, RANK=0, WORLD_SIZE=2, registered nnodes=2] (seen: PyTorchJob and JobSet; expected: "
-        "the variables of one operator). Fix: remove those that the task's environment, pod template or image sets "
-        "itself",
+        "PET_NPROC_PER_NODE=auto, PET_RDZV_ENDPOINT=f1-n0-0-worker-0:23456, RANK=0, WORLD_SIZE=2, registered nnodes=2] "
+        "(seen: PyTorchJob and PyTorchJob with an elastic policy; expected: the variables of one operator). Fix: "
+        "remove those that the task's environment, pod template or image sets itself",
     ),
     "nobody speaks": (
         pinned(2, 4),
         asked(2, 2, 4),
         "nothing says which node of the job this pod is [registered nnodes=2] (expected: the variables of one of: "
-        "PyTorchJob, PyTorchJob with an elastic policy, JobSet). Fix: check that the cluster's training operator "
+        "PyTorchJob, PyTorchJob with an elastic policy). Fix: check that the cluster's training operator "
         "handled this job (the pod has none of its variables)",
     ),
     "an endpoint for one": (
@@ -131,7 +124,7 @@ REFUSED = {
         "remove it; it has a meaning for jobs of two or more nodes only",
     ),
     "ranks left to each pod": (
-        {"PET_NPROC_PER_NODE": "auto"} | {n: v for n, v in FIXED["pytorchjob"](0, 2, 4).items() if n != "SAFEDIST_JOB"},
+        {"PET_NPROC_PER_NODE": "auto"} | {n: v for n, v in pytorchjob(0, 2, 4).items() if n != "SAFEDIST_JOB"},
         asked(2, 2, 4),
         "PET_NPROC_PER_NODE=auto leaves the number of ranks to each pod, which could decide differently [MASTER_ADDR=f1"
         "-n0-0-master-0, ... WORLD_SIZE=2] (expected: a number, or SAFEDIST_JOB pinned into the pod). Fix: register "
@@ -145,16 +138,16 @@ REFUSED = {
         "default: a guessed identity would make two nodes believe they are the same one",
     ),
     "another RANK": (
-        FIXED["pytorchjob"](1, 2, 4) | {"RANK": "0"},
+        pytorchjob(1, 2, 4) | {"RANK": "0"},
         asked(2, 2, 4),
         "PyTorchJob contradicts the task's configuration [MASTER_ADDR=f1-n0-0-master-0, ... registered nnodes=2] "
         f"(seen: RANK=0; expected: RANK=1, as PET_NODE_RANK says). {AGAIN}",
     ),
     "a rank that is too high": (
-        FIXED["jobset"](2, 2, 4) | pinned(2, 4),
+        pytorchjob(2, 2, 4),
         asked(2, 2, 4),
-        "JobSet contradicts the task's configuration [JOBSET_NAME=f1, ... registered nnodes=2] (seen: node rank 2; "
-        f"expected: 0 to 1). {AGAIN}",
+        "PyTorchJob contradicts the task's configuration [MASTER_ADDR=f1-n0-0-master-0, ... registered nnodes=2] "
+        f"(seen: node rank 2; expected: 0 to 1). {AGAIN}",
     ),
     "fewer GPUs": (
         {**pinned(1, 8, gpus=8), "CUDA_VISIBLE_DEVICES": "0"},

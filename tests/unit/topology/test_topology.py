@@ -55,20 +55,6 @@ def elastic(nodes: str, nproc: int) -> dict[str, str]:
     }
 
 
-def jobset(rank: int, nodes: int, nproc: int) -> dict[str, str]:
-    return {
-        "JOBSET_NAME": "f1",
-        "JOBSET_RESTART_ATTEMPT": "0",
-        "JOB_COMPLETION_INDEX": str(rank),
-        "NNODES": str(nodes),
-        "NPROC_PER_NODE": str(nproc),
-        "MASTER_PORT": "29500",
-    }
-
-
-FIXED = {"pytorchjob": pytorchjob, "jobset": jobset}
-
-
 def test_a_plain_machine_is_a_local_run_of_one_node() -> None:
     topology = from_env({"PATH": "/bin"}, asked(1, 1, 4))
 
@@ -88,14 +74,11 @@ def test_a_pod_of_flytes_without_an_operators_word_has_no_identity() -> None:
         from_env({"FLYTE_INTERNAL_EXECUTION_ID": "f1"}, asked(2, 2, 4))
 
 
-def test_operators_of_fixed_size_jobs_give_rank_size_and_endpoint_and_reading_changes_nothing() -> None:
-    found = {operator: from_env(MappingProxyType(make(1, 3, 4)), asked(3, 3, 4)) for operator, make in FIXED.items()}
+def test_the_operator_of_a_job_of_fixed_size_gives_rank_size_and_endpoint_and_reading_changes_nothing() -> None:
+    found = from_env(MappingProxyType(pytorchjob(1, 3, 4)), asked(3, 3, 4))
 
-    assert {(one.node_rank, one.nnodes, one.world_size) for one in found.values()} == {(1, "3", 12)}
-    assert {operator: str(one.endpoint) for operator, one in found.items()} == {
-        "pytorchjob": "f1-n0-0-master-0:23456",
-        "jobset": "f1-workers-0-0.f1:29500",
-    }
+    assert (found.node_rank, found.nnodes, found.world_size) == (1, "3", 12)
+    assert str(found.endpoint) == "f1-n0-0-master-0:23456"
 
 
 def test_an_elastic_job_has_no_rank_before_its_rendezvous() -> None:
@@ -254,21 +237,21 @@ def test_a_fast_network_that_nccl_is_told_not_to_use_is_named_before_the_first_s
 sizes = st.tuples(st.integers(1, 12), st.integers(1, 9))
 
 
-@given(st.sampled_from(sorted(FIXED)), sizes)
-def test_nodes_are_told_apart_and_meet_at_one_place(operator: str, size: tuple[int, int]) -> None:
+@given(sizes)
+def test_nodes_are_told_apart_and_meet_at_one_place(size: tuple[int, int]) -> None:
     nodes, nproc = size
-    found = [from_env(FIXED[operator](rank, nodes, nproc), asked(nodes, nodes, nproc)) for rank in range(nodes)]
+    found = [from_env(pytorchjob(rank, nodes, nproc), asked(nodes, nodes, nproc)) for rank in range(nodes)]
 
     assert [one.node_rank for one in found] == list(range(nodes))
     assert len({one.endpoint for one in found}) == 1
 
 
-@given(st.sampled_from(sorted(FIXED)), st.data())
-def test_no_adapter_invents_an_identity(operator: str, data: st.DataObject) -> None:
+@given(st.data())
+def test_no_adapter_invents_an_identity(data: st.DataObject) -> None:
     """Whatever is taken away from what the operator said, the answer is the same node or an error."""
     nodes, nproc = 3, 2
     rank = data.draw(st.integers(1, nodes - 1))
-    env = FIXED[operator](rank, nodes, nproc)
+    env = pytorchjob(rank, nodes, nproc)
     for name in data.draw(st.lists(st.sampled_from(sorted(env)), unique=True)):
         del env[name]
     if not any(adapter.recognises(env) for adapter in ADAPTERS) and "SAFEDIST_JOB" not in env:
@@ -281,7 +264,7 @@ def test_no_adapter_invents_an_identity(operator: str, data: st.DataObject) -> N
     assert topology.node_rank == rank
 
 
-@given(st.dictionaries(st.sampled_from(sorted(pytorchjob(0, 2, 2) | jobset(0, 2, 2))), st.text()))
+@given(st.dictionaries(st.sampled_from(sorted(pytorchjob(0, 2, 2) | elastic("1:2", 2))), st.text()))
 def test_any_text_gives_a_topology_within_the_asked_size_or_our_error(env: dict[str, str]) -> None:
     try:
         topology = from_env(env, asked(2, 2, 2))
