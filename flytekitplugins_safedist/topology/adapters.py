@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from .. import envvars
-from ..config.options import DEFAULT_PORT, nodes_text, parse_nodes
+from ..config.options import nodes_text, parse_nodes
 from ..config.registered import Registered
 from ..errors import TopologyError
 from .devices import ranks_here, sockets_despite_rdma
@@ -72,10 +72,8 @@ class Words:
         return Endpoint(host, port)
 
     def endpoint(self, name: str) -> Endpoint:
-        """``HOST:PORT``; without a port, the operators' own."""
-        host, colon, port = self.required(name).rpartition(":")
-        if not colon:
-            return Endpoint(port, DEFAULT_PORT)
+        """``HOST:PORT``."""
+        host, _, port = self.required(name).rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise self.unreadable(name, "HOST:PORT")
         return Endpoint(host.removeprefix("[").removesuffix("]"), int(port))
@@ -85,18 +83,12 @@ class Words:
         if (low, high) != (asked.min_nodes, asked.max_nodes):
             raise self.contradiction(f"nnodes={nodes_text(low, high)}", f"nnodes={asked.nnodes}")
 
-    def same_nproc(self, asked: Registered, name: str) -> None:
-        """The operator's word on ranks per node, when it has one, is the pinned value or "decide yourself"."""
-        text = self.env.get(name)
-        if text is None or text == str(asked.nproc_per_node):
-            return
-        if text.isdecimal():
-            raise self.contradiction(f"{name}={text}", f"{asked.nproc_per_node}, as the task is configured")
-        if envvars.JOB not in self.env:
-            what = f"{name}={text} leaves the number of ranks to each pod, which could decide differently"
-            expected = f"a number, or {envvars.JOB} pinned into the pod"
-            hint = "register the task with this package, which pins it"
-            raise _refused(self.env, what, expected=expected, hint=hint)
+    def same_nproc(self, asked: Registered) -> None:
+        """Raise where the operator says another number of ranks per node; "auto" is none."""
+        text = self.env.get(envvars.PET_NPROC_PER_NODE, "")
+        if text.isdecimal() and text != str(asked.nproc_per_node):
+            seen = f"{envvars.PET_NPROC_PER_NODE}={text}"
+            raise self.contradiction(seen, f"{asked.nproc_per_node}, as the task is configured")
 
     def unreadable(self, name: str, expected: str) -> TopologyError:
         """The error for a variable that cannot be read."""
@@ -176,7 +168,7 @@ def _pytorchjob(words: Words, asked: Registered) -> Topology:
     if envvars.RANK in words.env and words.whole_number(envvars.RANK) != rank:
         seen = f"RANK={words.env[envvars.RANK]}"
         raise words.contradiction(seen, f"RANK={rank}, as {envvars.PET_NODE_RANK} says")
-    words.same_nproc(asked, envvars.PET_NPROC_PER_NODE)
+    words.same_nproc(asked)
     return Topology(rank, nodes, nodes, asked.nproc_per_node, words.address(), words.source)
 
 
@@ -185,9 +177,7 @@ def _pytorchjob_elastic(words: Words, asked: Registered) -> Topology:
     if nodes is None:
         raise words.unreadable(envvars.PET_NNODES, "MIN:MAX")
     words.same_nodes(asked, *nodes)
-    words.same_nproc(asked, envvars.PET_NPROC_PER_NODE)
-    if asked.min_nodes == asked.max_nodes:
-        raise words.contradiction("an elastic policy", f"a job of exactly {asked.max_nodes} nodes, with a Master")
+    words.same_nproc(asked)
     endpoint = words.endpoint(envvars.PET_RDZV_ENDPOINT)
     return Topology(None, asked.min_nodes, asked.max_nodes, asked.nproc_per_node, endpoint, words.source)
 

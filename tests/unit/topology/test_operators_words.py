@@ -63,7 +63,7 @@ UNREADABLE = [
         for text in ("x", "-1", "1.0", "²", "\u0661", "+1", " 1", "1_0")
     ),
     *(("elastic", "PET_NNODES", text, "MIN:MAX") for text in ("2:", ":4", "a:4", "2:b", "2-4")),
-    *(("elastic", "PET_RDZV_ENDPOINT", text, "HOST:PORT") for text in (":1", "h:0", "h:65536", "h:x")),
+    *(("elastic", "PET_RDZV_ENDPOINT", text, "HOST:PORT") for text in ("h", ":1", "h:0", "h:65536", "h:x")),
     *(("pytorchjob", "MASTER_PORT", text, "a TCP port, 1 to 65535") for text in ("0", "65536")),
 ]
 
@@ -122,13 +122,6 @@ REFUSED = {
         asked(1, 1, 4),
         "SAFEDIST_ENDPOINT is set, but there is no other node to meet [SAFEDIST_ENDPOINT=a:1] (seen: local run). Fix: "
         "remove it; it has a meaning for jobs of two or more nodes only",
-    ),
-    "ranks left to each pod": (
-        {"PET_NPROC_PER_NODE": "auto"} | {n: v for n, v in pytorchjob(0, 2, 4).items() if n != "SAFEDIST_JOB"},
-        asked(2, 2, 4),
-        "PET_NPROC_PER_NODE=auto leaves the number of ranks to each pod, which could decide differently [MASTER_ADDR=f1"
-        "-n0-0-master-0, ... WORLD_SIZE=2] (expected: a number, or SAFEDIST_JOB pinned into the pod). Fix: register "
-        "the task with this package, which pins it",
     ),
     "a TrainJob of Kubeflow Trainer's, v2": (
         pinned(2, 4) | {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "f1-node-0-0.f1"},

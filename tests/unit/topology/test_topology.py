@@ -115,11 +115,6 @@ REFUSED = {
         "nnodes=2; expected: nnodes=2:4",
     ),
     "range said, fixed asked": (elastic("2:4", 4) | pinned(4, 4), asked(4, 4, 4), "nnodes=2:4; expected: nnodes=4"),
-    "elastic said, fixed asked": (
-        elastic("3", 8),
-        asked(3, 3, 8),
-        "(seen: an elastic policy; expected: a job of exactly 3 nodes, with a Master)",
-    ),
     "endpoint port": (pytorchjob(0, 2, 4) | {"SAFEDIST_ENDPOINT": "a:0"}, asked(2, 2, 4), "HOST:PORT"),
 }
 
@@ -132,6 +127,11 @@ def test_contradictions_are_refused(case: str) -> None:
         from_env(env, asked)
 
     assert text in str(caught.value)
+
+
+def test_what_was_not_registered_has_the_ranks_that_its_own_command_asks_for() -> None:
+    env = {name: value for name, value in pytorchjob(0, 1, 4).items() if name != "SAFEDIST_JOB"}
+    assert from_env(env, asked(1, 1, 4)).nproc_per_node == 4
 
 
 def test_an_endpoint_that_the_user_set_wins() -> None:
