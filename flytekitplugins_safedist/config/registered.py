@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
 from .. import envvars, stopping
-from ..errors import ConfigError, Problem, TopologyError
+from ..errors import ConfigError, TopologyError
 from .options import Backend, Hangs, Logs, Metrics, Preflight, Profile, Scratch, StartMethod, Timeouts, nodes_text
 from .quantities import size_in_bytes
-from .typed import well_typed
 
 VERSION = 2
 """Of what the variable holds: a version of this package reads its own only."""
@@ -103,22 +101,18 @@ class Registered:
         text = env.get(envvars.JOB)
         if text is None:
             return None
-        problems: list[Problem] = []
         try:
             said: dict[str, Any] = json.loads(text)
             version = said.pop("version")
             if version == VERSION:
-                made = well_typed(Registered(**_values(said)), problems)
+                return Registered(**_values(said))
         except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
-            raise _unreadable(text, f"{type(error).__name__}: {error}") from error
-        if version != VERSION:
-            what = "this pod was registered by another version of flytekitplugins-safedist than its image has"
-            where = {f"version in {envvars.JOB}": version}
-            hint = "register the task with the version that is in its image, or build the image with this one"
-            raise TopologyError(what, where=where, expected=VERSION, hint=hint)
-        if problems:
-            raise _unreadable(text, "; ".join(map(str, problems)))
-        return made
+            what, hint = f"{envvars.JOB} cannot be read", "register the task again; nothing else sets this variable"
+            raise TopologyError(f"{what}: {type(error).__name__}: {error}", seen=repr(text[:500]), hint=hint) from error
+        what = "this pod was registered by another version of flytekitplugins-safedist than its image has"
+        where = {f"version in {envvars.JOB}": version}
+        hint = "register the task with the version that is in its image, or build the image with this one"
+        raise TopologyError(what, where=where, expected=VERSION, hint=hint)
 
 
 def _values(said: dict[str, Any]) -> dict[str, Any]:
@@ -132,15 +126,6 @@ def _values(said: dict[str, Any]) -> dict[str, Any]:
     return {name: value(name, given) for name, given in said.items()}
 
 
-def _unreadable(text: str, why: str) -> TopologyError:
-    hint = "register the task again; nothing else sets this variable"
-    return TopologyError(f"{envvars.JOB} cannot be read: {why}", seen=repr(text[:500]), hint=hint)
-
-
 def grace_pinned(env: Mapping[str, str]) -> float:
-    """Seconds that this pod has between SIGTERM and SIGKILL; what is no time to wait is Kubernetes' usual one."""
-    with suppress(ValueError):
-        seconds = float(env.get(envvars.GRACE, ""))
-        if 0 < seconds < float("inf"):
-            return seconds
-    return stopping.GRACE_SECONDS
+    """Seconds that this pod has between SIGTERM and SIGKILL; where none is named, Kubernetes' usual ones."""
+    return float(env.get(envvars.GRACE) or 0) or stopping.GRACE_SECONDS

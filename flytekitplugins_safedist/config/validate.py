@@ -20,7 +20,7 @@ from .arguments import TaskArguments, containers_of
 from .effective import POD, Amounts, Layers
 from .options import DEFAULT_PORT, DEFAULT_REPLACEMENTS, SCRATCH_MOUNT, SHARED_MEMORY_MOUNT, SafeDistributed
 from .roles import NAMES, Role
-from .typed import MOST_COUNTED, is_text
+from .typed import is_text
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Where Kueue looks: on the job, and on the pod of a task that is one."""
@@ -87,9 +87,6 @@ def _numbers(config: SafeDistributed, nodes: int) -> Iterator[Problem]:
         reason = f"is spent after the operator's run_policy.backoff_limit={limit}, which fails the job without a cause"
         repair = f"lower it to {limit - 1}, or raise backoff_limit to {replacements + 1}"
         yield Problem("max_replacements", replacements, reason, repair)
-    if limit is None and replacements * nodes >= MOST_COUNTED:  # of which the job's own backoff limit is made
-        reason = f"with {nodes} nodes is more restarts of pods than an operator can count"
-        yield Problem("max_replacements", replacements, reason, f"lower it to {MOST_COUNTED // nodes - 1}")
     # Without nproc_per_node ranks follow the GPUs of a pod, which a call may change.
     world = nodes * (config.nproc_per_node or 0)
     named: dict[str, Any] = {"logs.show": config.logs.show, "profile.ranks": config.profile and config.profile.ranks}

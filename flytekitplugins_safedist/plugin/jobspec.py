@@ -23,6 +23,7 @@ from ..compat.flytekit import FAST_EXECUTE
 from ..config.effective import NAMES, Amounts, by_part, countable, of_resources
 from ..config.plan import Plan
 from ..config.roles import Role
+from ..config.typed import MOST_COUNTED
 from ..config.validate import QUEUE_LABEL
 
 ENTRYPOINT = "safedist-execute"
@@ -88,7 +89,7 @@ def _run_policy(plan: Plan) -> Any:
     if backoff is None and any(role.restart_policy != "NEVER" for role in plan.roles):
         # The operator adds up the restarts of all containers, and fails the job when they reach the limit: never
         # before our own budget is spent, which counts a round once, however many of its nodes were lost.
-        backoff = plan.max_replacements * plan.max_nodes + 1
+        backoff = min(plan.max_replacements * plan.max_nodes + 1, MOST_COUNTED)
     return common_pb2.RunPolicy(
         clean_pod_policy=common_pb2.CLEANPOD_POLICY_RUNNING if clean is None else clean.value,
         ttl_seconds_after_finished=getattr(policy, "ttl_seconds_after_finished", None),

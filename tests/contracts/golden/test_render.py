@@ -117,7 +117,7 @@ def test_every_lost_pod_comes_back_and_the_operators_limit_is_above_our_own(name
     assert {pod["spec"]["restartPolicy"] for pod in pods(manifest)} == set(found.values())
 
 
-@pytest.mark.parametrize(("said", "limit"), [(0, 1), (3, 7), (25, 51)])
+@pytest.mark.parametrize(("said", "limit"), [(0, 1), (3, 7), (25, 51), (1 << 30, (1 << 31) - 1)])
 def test_the_operators_limit_follows_the_budget_for_lost_nodes(said: int, limit: int) -> None:
     task = make(SafeHorovod(nnodes=2, max_replacements=said))
     manifest = job_manifest(template_of(task, FAST))

@@ -405,9 +405,6 @@ REFUSED = [
         environment={"SAFEDIST_GRACE_SECONDS": "300"},
     ),
     case(
-        "is more restarts of pods than an operator can count (lower", SafeTorch(nnodes=10, max_replacements=300_000_000)
-    ),
-    case(
         "logs.show=(0, 5) names a rank that is not there: 2 in all", SafeTorch(nproc_per_node=2, logs=Logs(show=(0, 5)))
     ),
     case(
