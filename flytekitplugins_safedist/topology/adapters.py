@@ -22,16 +22,13 @@ _ENV_ONLY = (envvars.RANK, envvars.WORLD_SIZE, envvars.MASTER_ADDR, envvars.MAST
 _NAMES = {envvars.ENDPOINT, *_ENV_ONLY}
 
 
-def seen_variables(env: Mapping[str, str]) -> dict[str, object]:
-    """Every variable about identity that is there, and how many nodes were registered. None is ever a secret."""
-    found: dict[str, object] = {name: env[name] for name in sorted(env) if name in _NAMES or name.startswith("PET_")}
-    registered = Registered.from_env(env)
-    return found if registered is None else {**found, "registered nnodes": registered.nnodes}
-
-
 def _refused(env: Mapping[str, str], what: str, **facts: str | None) -> TopologyError:
-    """The error, with all that was said."""
-    return TopologyError(what, where=seen_variables(env), **facts)  # type: ignore[arg-type]
+    """The error, with every variable about identity that is there, and how many nodes were registered. None is ever a
+    secret."""
+    seen: dict[str, object] = {name: env[name] for name in sorted(env) if name in _NAMES or name.startswith("PET_")}
+    if (registered := Registered.from_env(env)) is not None:
+        seen["registered nnodes"] = registered.nnodes
+    return TopologyError(what, where=seen, **facts)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
