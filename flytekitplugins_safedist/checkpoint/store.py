@@ -185,8 +185,8 @@ class Store:
                 wait_for(path, size=sizes[name], timeout=LATE_SECONDS)
             except (FsTimeoutError, PathBlockedError) as error:
                 raise FileNotFoundError(f"{path} is not there with {sizes[name]} bytes") from error
-            for _, at, length in some:
-                yield _found(save, self._ask("read", path, partial(self._fs.cat_file, path, at, at + length)))
+            for batch in _batches([*some]):
+                yield from _found(save, self._ask("read", path, partial(_parts_of, path, batch)))
 
     def remove(self, name: str) -> None:
         """Remove a file, or a save with all that is in it; what is gone already is no error."""
@@ -239,6 +239,16 @@ class Store:
                     ) from error
                 logger.info(f"{self.url}: {what} {path} failed: {one_line(error)}; trying again in {pause:.1f} s")
             time.sleep(pause)
+
+
+def _parts_of(path: str, ranges: Sequence[Range]) -> list[bytes]:
+    """Opened once for all of them: a file system of many nodes may take as long to open a file as to read a tensor."""
+    parts = []
+    with Path(path).open("rb") as file:
+        for _, at, length in ranges:
+            file.seek(at)
+            parts.append(file.read(length))
+    return parts
 
 
 def _found(save: str, data: Any) -> Any:
