@@ -1,9 +1,9 @@
-"""What a failure is: the one table from the evidence of one end to its code, who pays, and whose echo it is; and what
-the numbers of the kernel and the words of a store mean. Pure. docs/failures.md has its codes from it
+"""What a failure is: the one table of its code, who pays, and whose echo it is; and what an exception, the numbers of
+the kernel and the words of a store mean. Pure. docs/failures.md has its codes from it
 (scripts/failures.py).
 
 A rank names the row of its own exception (:func:`of_exception`): it alone has the whole of it. Its agent knows more
-(the signal, the container's memory, the GPU), and asks :class:`EndOfRank` for the row of the end.
+(the signal, the container's memory, the GPU): the row of the end is :attr:`.rank.outcome.RankOutcome.failure`.
 """
 
 from __future__ import annotations
@@ -341,9 +341,6 @@ def of_errnos(numbers: Iterable[int]) -> set[Failure]:
     """The rows that these say: a disk that is full; a disk, or a file server, that fails by itself."""
     return {ERRNOS[each].failure for each in numbers if each in ERRNOS}
 
-
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
-"""Sent from outside the program. The others (SIGSEGV, SIGABRT, ...) are the program's own doing, and would repeat."""
 
 SIGNALS: dict[int, str] = {
     signal.SIGKILL: "most often the kernel's out-of-memory killer or a memory limit of the pod; else someone's kill -9",
@@ -727,111 +724,3 @@ def _outlook(link: ChainLink) -> Outlook | None:
         (Outlook.UNSUPPORTED, "ImportError" in classes),
     )
     return next((outlook for outlook, is_so in rows if is_so), None)
-
-
-# --- what an end is --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class EndOfRank:
-    """All that is known of how one rank ended.
-
-    Attributes:
-        raised: the row of its exception, where it raised one.
-        name: the exception's class, without the module.
-        code: the exception's own code, if it has one.
-        of_another: whether the exception only tells of another rank's failure.
-        signal: that was not sent here and ended it; 0 for none.
-        exit_code: of its process.
-        out_of_memory: whether the kernel's out-of-memory killer was at work while the ranks ran.
-        timed_out: whether a collective of it waited in vain, by its exception or its log.
-        has_met: whether it may have worked with other ranks: what never did has lost none.
-        others: whether it is known where others of its node were then.
-        of_disk: whether an OSError is in what it raised.
-        gpu_code: of what its GPU has reported, ``SYSTEM:...`` where that is the hardware's; "" for nothing.
-    """
-
-    raised: Failure | None = None
-    name: str = ""
-    code: str = ""
-    of_another: bool = False
-    signal: int = 0
-    exit_code: int | None = None
-    out_of_memory: bool = False
-    timed_out: bool = False
-    has_met: bool = True
-    others: bool = False
-    of_disk: bool = False
-    gpu_code: str = ""
-
-    @property
-    def failure(self) -> Failure:
-        """Its row."""
-        of_worker = self.raised is Failure.WORKER_KILLED
-        rows = (
-            (Failure.GPU_FAULT, self.gpu_code.startswith("SYSTEM:")),
-            (Failure.GPU_PROGRAM, bool(self.gpu_code)),
-            (Failure.TIMED_OUT, self.timed_out),
-            (Failure.OUT_OF_MEMORY, self.out_of_memory and of_worker),
-            (self.raised or Failure.OWN, self.raised is not None),
-            (Failure.OUT_OF_MEMORY, self.out_of_memory and self.signal == signal.SIGKILL),
-            (Failure.ABORTED, self.signal == signal.SIGABRT),
-            (Failure.KILLED, self.signal in _FROM_OUTSIDE),
-            (Failure.CRASHED, self.signal > 0),
-        )
-        return next((failure for failure, is_so in rows if is_so), Failure.LEFT)
-
-    @property
-    def row(self) -> Row:
-        """What becomes of it."""
-        return ROWS[self.failure]
-
-    @property
-    def echo(self) -> int:
-        """How far it is from a cause: as :attr:`Row.echo`; nearer by one where it is known what others did, and 3 for
-        an exception that tells of another rank's failure."""
-        if self.failure is Failure.TIMED_OUT and self.others:
-            return 1
-        if self.failure is Failure.ABORTED and not self.has_met:
-            return 0
-        return self.row.echo or (3 if self.of_another else 0)
-
-    @property
-    def is_echo(self) -> bool:
-        """Whether it may be only the echo of another rank's."""
-        return self.echo > 0
-
-    @property
-    def is_the_codes(self) -> bool:
-        """Whether it may be the code's or the data's, as a hang may: no store, disk or broken GPU has a part in it."""
-        if self.raised is None or self.failure is Failure.GPU_FAULT or self.of_disk:
-            return False
-        return ROWS[self.raised].payer is Payer.NOBODY or ROWS[self.raised].echo > 0 or self.raised is Failure.HANG
-
-    def may_come_of_a_gpu(self, texts: Iterable[str]) -> bool:
-        """Whether what its GPU has reported may be the cause: not of what the user calls recoverable, no error of a
-        store, and nobody else's signal.
-
-        Args:
-            texts: of its exception.
-        """
-        if self.raised is None:
-            return self.signal not in _FROM_OUTSIDE
-        may_be = ROWS[self.raised].payer is Payer.NOBODY or self.raised is Failure.GPU_HARDWARE
-        return ROWS[self.raised].echo > 0 or (may_be and any(map(_OF_A_GPU.search, texts)))
-
-    @property
-    def label(self) -> str:
-        """Its code: the row's, or its own."""
-        if self.row.code:
-            return self.row.code
-        if self.gpu_code:
-            return self.gpu_code
-        if self.failure is Failure.KILLED:
-            return f"SYSTEM:{name_of(self.signal or signal.SIGKILL).replace(' ', '')}"
-        if self.raised is not None:
-            return self.code or f"USER:{self.name}"
-        if self.failure is Failure.LEFT:
-            return f"USER:Exit{self.exit_code}"
-        return f"USER:{name_of(self.signal).replace(' ', '')}"
-
-
-_OF_A_GPU = re.compile(r"\b(CUDA|cuda\w*|cu(BLAS|DNN|FFT|SPARSE|SOLVER)\w*|NCCL)\b", re.IGNORECASE)

@@ -293,7 +293,7 @@ class NodeAgent(Loop):
         self._act(self.policy.on_quiet(returned, time.monotonic()))
 
     def _has_own_cause(self, ranks: Ranks) -> bool:
-        return self._blamed is not None or any(each.failed and not each.end.is_echo for each in ranks.outcomes())
+        return self._blamed is not None or any(each.failed and not each.echo for each in ranks.outcomes())
 
     def _patience(self) -> float:
         """Seconds that ranks with a handler of their own have, to save their work."""

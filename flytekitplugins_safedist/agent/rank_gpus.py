@@ -49,9 +49,7 @@ class RankGpus:
 
     def named(self, failure: RankOutcome) -> RankOutcome:
         """A failure with what its GPU has reported, where it comes of that."""
-        raised = failure.raised
-        texts = () if raised is None else (raised.message, raised.traceback)
-        if failure.gpu is not None or not failure.end.may_come_of_a_gpu(texts):
+        if failure.gpu is not None or not failure.may_come_of_a_gpu:
             return failure
         if time.monotonic() > self._looked + _FRESH_SECONDS:  # all ranks of a node may fail at once
             self._watch.look()

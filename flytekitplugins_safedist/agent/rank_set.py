@@ -418,7 +418,7 @@ class Ranks:
         wanted = self.plan.settings.logs.tail_lines
         crashed = outcome.status is Status.KILLED and outcome.exit_code != -signal.SIGKILL
         lines = _last_lines(member.order, _WITH_STACKS if crashed else wanted + len(shown.splitlines()))
-        if outcome.end.is_echo:
+        if outcome.echo:
             outcome = replace(outcome, others=self._stood(failed=outcome.timed_out))
         said = log_lines.last_words(lines, max(1, wanted)) if crashed else log_lines.without_traceback(lines, shown)
         tail = said[-wanted:] if wanted else ()

@@ -82,16 +82,15 @@ def judge(
         nodes: how many the job has: one has no network between nodes.
         earlier: how the rounds before ended, in one line each.
     """
-    end = cause.end
     # An echo where somebody was gone: else native code of this rank's may have given up by itself.
-    failure = Failure.PEER_LOST if end.is_echo and end.row.echo and returned else end.failure
+    failure = Failure.PEER_LOST if cause.echo and cause.row.echo and returned else cause.failure
     row = ROWS[failure]
     opening, hint = _opening(cause, failure, returned=returned, nodes=nodes)
     text = f"{opening.format(rank=cause.rank, scratch=disk or _NOT_SEEN)}{describe(cause)}"
     text += "".join(f"\n\nBefore that, {line}." for line in earlier)
     text += f"\n\nNot restarted in place: {reason}."
     error: SafedistError = (RankKilledError if row.payer is Payer.FLYTE else RankFailedError)(text, hint=hint)
-    error.code = row.code or end.label
+    error.code = row.code or cause.label
     return Verdict(row.payer, error, cause.time_ns, raised=cause.raised)
 
 
@@ -160,11 +159,11 @@ def cause_of(outcome: RankOutcome, round_: Round, at: Status, *, limit: int, dis
         _name(outcome)[:_NAME_CHARACTERS],
         dump(outcome.fitting(limit, dump)),
         outcome.time_ns,
-        echo=outcome.end.echo,
+        echo=outcome.echo,
         repeats=(outcome.raised is not None and outcome.raised.repeats)
         or (outcome.gpu is not None and outcome.gpu.stays),
         is_timeout=outcome.timed_out,
-        step=outcome.step if outcome.end.is_the_codes else -1,
+        step=outcome.step if outcome.is_the_codes else -1,
         machine=at.ground,
         is_machines=outcome.gpu is not None and outcome.gpu.stays,
         where=f"{at.name} ({at.where})",

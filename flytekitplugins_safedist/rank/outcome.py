@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from ..failures import EndOfRank, Failure
+from ..failures import ROWS, Failure, Payer, Row, name_of
 from ..hangs.gpus import GpuFault
 from ..texts import cut, encodable
 from .context import RankContext
@@ -63,6 +65,11 @@ class Raised(Record):
 
 TEXT_BYTES = 1 << 16
 """Of an outcome record that goes to the coordinator, at the cost of the middle of long texts."""
+
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
+"""Sent from outside the program. The others (SIGSEGV, SIGABRT, ...) are the program's own doing, and would repeat."""
+
+_OF_A_GPU = re.compile(r"\b(CUDA|cuda\w*|cu(BLAS|DNN|FFT|SPARSE|SOLVER)\w*|NCCL)\b", re.IGNORECASE)
 
 NO_RANK = -1
 """In the place of a rank: the node itself failed, before it had any."""
@@ -131,23 +138,77 @@ class RankOutcome(Record):
         return self.status in (Status.RAISED, Status.EXITED, Status.KILLED)
 
     @property
-    def end(self) -> EndOfRank:
-        """As the table of failures takes it."""
-        raised, code = self.raised, self.exit_code or 0
-        return EndOfRank(
-            raised=None if raised is None else raised.failure,
-            name="" if raised is None else raised.type.rpartition(".")[2],
-            code="" if raised is None else raised.code,
-            of_another=raised is not None and raised.of_another,
-            signal=-code if self.status is Status.KILLED else 0,
-            exit_code=self.exit_code,
-            out_of_memory=self.out_of_memory,
-            timed_out=self.timed_out,
-            has_met=self.has_met,
-            others=bool(self.others),
-            of_disk=raised is not None and bool(raised.errnos),
-            gpu_code="" if self.gpu is None else self.gpu.code,
+    def killed_by(self) -> int:
+        """The signal that ended it, and was not sent here; 0 for none."""
+        return -(self.exit_code or 0) if self.status is Status.KILLED else 0
+
+    @property
+    def failure(self) -> Failure:
+        """Its row in the table of failures, by all that is known."""
+        own, gpu = None if self.raised is None else self.raised.failure, self._gpu_code
+        rows = (
+            (Failure.GPU_FAULT, gpu.startswith("SYSTEM:")),
+            (Failure.GPU_PROGRAM, bool(gpu)),
+            (Failure.TIMED_OUT, self.timed_out),
+            (Failure.OUT_OF_MEMORY, self.out_of_memory and own is Failure.WORKER_KILLED),
+            (own or Failure.OWN, own is not None),
+            (Failure.OUT_OF_MEMORY, self.out_of_memory and self.killed_by == signal.SIGKILL),
+            (Failure.ABORTED, self.killed_by == signal.SIGABRT),
+            (Failure.KILLED, self.killed_by in _FROM_OUTSIDE),
+            (Failure.CRASHED, self.killed_by > 0),
         )
+        return next((failure for failure, is_so in rows if is_so), Failure.LEFT)
+
+    @property
+    def row(self) -> Row:
+        """What becomes of it."""
+        return ROWS[self.failure]
+
+    @property
+    def echo(self) -> int:
+        """How far it is from a cause: as :attr:`.Row.echo`; nearer by one where it is known what others did, and 3 for
+        an exception that tells of another rank's failure."""
+        if self.failure is Failure.TIMED_OUT and self.others:
+            return 1
+        if self.failure is Failure.ABORTED and not self.has_met:
+            return 0
+        return self.row.echo or (3 if self.raised is not None and self.raised.of_another else 0)
+
+    @property
+    def is_the_codes(self) -> bool:
+        """Whether it may be the code's or the data's, as a hang may: no store, disk or broken GPU has a part in it."""
+        if self.raised is None or self.failure is Failure.GPU_FAULT or self.raised.errnos:
+            return False
+        row = ROWS[self.raised.failure]
+        return row.payer is Payer.NOBODY or row.echo > 0 or self.raised.failure is Failure.HANG
+
+    @property
+    def may_come_of_a_gpu(self) -> bool:
+        """Whether what its GPU has reported may be the cause: not of what the user calls recoverable, no error of a
+        store, and nobody else's signal."""
+        if self.raised is None:
+            return self.killed_by not in _FROM_OUTSIDE
+        row = ROWS[self.raised.failure]
+        may_be = row.payer is Payer.NOBODY or self.raised.failure is Failure.GPU_HARDWARE
+        texts = (self.raised.message, self.raised.traceback)
+        return row.echo > 0 or (may_be and any(map(_OF_A_GPU.search, texts)))
+
+    @property
+    def label(self) -> str:
+        """Its code: the row's, or its own."""
+        if self.row.code or self._gpu_code:
+            return self.row.code or self._gpu_code
+        if self.failure is Failure.KILLED:
+            return f"SYSTEM:{name_of(self.killed_by or signal.SIGKILL).replace(' ', '')}"
+        if self.raised is not None:
+            return self.raised.code or f"USER:{self.raised.type.rpartition('.')[2]}"
+        if self.failure is Failure.LEFT:
+            return f"USER:Exit{self.exit_code}"
+        return f"USER:{name_of(self.killed_by).replace(' ', '')}"
+
+    @property
+    def _gpu_code(self) -> str:
+        return "" if self.gpu is None else self.gpu.code
 
     def shortened(self, limit: int) -> RankOutcome:
         """The same record with no text longer than ``limit`` characters: the middle is cut, the ends say most."""
@@ -204,4 +265,4 @@ def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:
 
 
 def _order(outcome: RankOutcome) -> tuple[int, int, int]:
-    return (outcome.end.echo, outcome.time_ns, outcome.rank)
+    return (outcome.echo, outcome.time_ns, outcome.rank)

@@ -16,7 +16,7 @@ def how(outcome: RankOutcome) -> str:
     if outcome.raised is not None and outcome.status is Status.RAISED:
         return f"{'' if outcome.raised.is_agents else 'raised '}{_class(outcome.raised)}{gpu}"
     if outcome.status is Status.KILLED:
-        return name_of(-(outcome.exit_code or 0)) + gpu
+        return name_of(outcome.killed_by) + gpu
     words = {Status.SUCCEEDED: "returned", Status.STOPPED: "ended with the others"}
     return words.get(outcome.status, f"exit code {outcome.exit_code}{gpu}")
 
@@ -46,7 +46,7 @@ def _message(raised: Raised) -> str:
 def _loss(outcome: RankOutcome) -> str:
     """Of a rank whose DataLoader lost workers to the kernel, that it did."""
     raised = outcome.raised
-    if raised is None or outcome.end.failure is not Failure.OUT_OF_MEMORY:
+    if raised is None or outcome.failure is not Failure.OUT_OF_MEMORY:
         return ""
     workers = worker_killed(raised.message) or worker_killed(raised.traceback)
     return f"lost DataLoader worker(s) {workers} (process ids) to the kernel's out-of-memory killer, and "

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
+from dataclasses import replace
 
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -20,7 +21,6 @@ from flytekitplugins_safedist.failures import (
     ROWS,
     SIGNALS,
     ChainLink,
-    EndOfRank,
     Failure,
     Outlook,
     Payer,
@@ -32,9 +32,11 @@ from flytekitplugins_safedist.failures import (
     repeats,
     speaks_of_timeout,
 )
+from flytekitplugins_safedist.hangs.gpus import GpuFault
 from flytekitplugins_safedist.rank import recording
-from flytekitplugins_safedist.rank.outcome import Raised
+from flytekitplugins_safedist.rank.outcome import Raised, Status
 from tests.harness.objectstore import ClientError
+from tests.harness.outcomes import failed, outcome, raised
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup, ExceptionGroup  # which pytest brings there
@@ -342,11 +344,11 @@ def test_what_a_worker_died_of_may_be_below_the_exception(message: str, failure:
 
 
 def test_a_worker_that_was_killed_was_out_of_memory_where_the_kernel_counts_one() -> None:
-    end = EndOfRank(raised=Failure.WORKER_KILLED, name="RuntimeError")
+    lost = raised("RuntimeError", failure=Failure.WORKER_KILLED)
+    end, short = failed(of=lost), failed(of=lost, out_of_memory=True)
     assert (end.label, end.row.payer) == ("USER:RuntimeError", Payer.NOBODY)
-    short = EndOfRank(raised=Failure.WORKER_KILLED, name="RuntimeError", out_of_memory=True)
     assert (short.label, short.row.payer) == ("USER:OutOfMemory", Payer.RETRIES)
-    assert EndOfRank(raised=Failure.OWN, name="ValueError", out_of_memory=True).label == "USER:ValueError"
+    assert failed(out_of_memory=True).label == "USER:ValueError"
 
 
 def test_every_row_says_who_pays_and_no_echo_is_free() -> None:
@@ -356,12 +358,15 @@ def test_every_row_says_who_pays_and_no_echo_is_free() -> None:
 
 
 def test_the_order_of_what_is_known_of_one_end() -> None:
-    everything = {"raised": Failure.PEER_LOST, "signal": signal.SIGKILL, "out_of_memory": True, "timed_out": True}
-    assert EndOfRank(**everything, gpu_code="SYSTEM:GpuXidError").failure is Failure.GPU_FAULT
-    assert EndOfRank(**everything).failure is Failure.TIMED_OUT
-    assert EndOfRank(**{**everything, "timed_out": False}).failure is Failure.PEER_LOST
-    assert EndOfRank(signal=signal.SIGKILL, out_of_memory=True).failure is Failure.OUT_OF_MEMORY
-    assert EndOfRank(signal=signal.SIGKILL).failure is Failure.KILLED
+    facts = {"raised": raised(failure=Failure.PEER_LOST), "out_of_memory": True, "timed_out": True}
+    everything = outcome(0, Status.KILLED, exit_code=-signal.SIGKILL, **facts)
+    fault = GpuFault(0, "GPU-7", "Xid 79", "SYSTEM:GpuXidError", 1)
+    in_time = replace(everything, timed_out=False)
+    assert replace(everything, gpu=fault).failure is Failure.GPU_FAULT
+    assert everything.failure is Failure.TIMED_OUT
+    assert in_time.failure is Failure.PEER_LOST
+    assert replace(in_time, raised=None).failure is Failure.OUT_OF_MEMORY
+    assert replace(in_time, raised=None, out_of_memory=False).failure is Failure.KILLED
 
 
 def test_the_users_word_wins_over_disks_and_stores() -> None:

@@ -117,11 +117,11 @@ def test_a_row_of_memory_that_was_remapped_long_before_is_no_cause(gpus) -> None
 def test_whose_gpu_has_failed_is_the_root_cause_though_others_were_earlier(gpus) -> None:
     made, _, seen = gpus
     failures = [failed(0, seen + SECOND, of=LOST), failed(1, seen + 2 * SECOND, of=LOST)]
-    assert all(each.end.is_echo for each in failures)
+    assert all(each.echo for each in failures)
     cause = root_cause(map(made.named, failures))
     assert cause is not None
     assert cause.rank == 1
-    assert not cause.end.is_echo
+    assert not cause.echo
 
 
 def test_a_rank_has_its_own_gpus_and_their_faults(gpus) -> None:

@@ -205,7 +205,7 @@ def test_a_worker_that_the_kernel_took_is_out_of_memory_and_is_named(round_, mon
     leave(orders[1], Status.RAISED, time_ns=1, raised=killed)
     ranks.poll()
     [outcome] = ranks.outcomes()
-    assert outcome.end.label == code
+    assert outcome.label == code
     first, _, rest = describe(outcome).partition("\n")
     lost = "lost DataLoader worker(s) 71 (process ids) to the kernel's out-of-memory killer, and raised RuntimeError: "
     assert (lost in first) == short

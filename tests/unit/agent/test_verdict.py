@@ -192,7 +192,7 @@ def test_ranks_that_waited_in_vain_hear_of_a_network_only_where_there_is_one(fai
 )
 def test_an_abort_is_an_echo_only_where_somebody_was_gone_whom_it_had_met(returned, has_met, code):
     aborted = outcome(0, Status.KILLED, exit_code=-6, has_met=has_met)
-    assert aborted.end.is_echo == has_met
+    assert bool(aborted.echo) == has_met
     assert judge(aborted, OVER, disk=DISK, returned=returned).error.error_code == code
 
 

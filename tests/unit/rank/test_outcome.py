@@ -195,8 +195,8 @@ def test_the_choice_does_not_depend_on_the_order_of_reports(outcomes: list[RankO
     cause = root_cause(unique)
     assert root_cause(shuffled) == cause
     assert (cause is None) == (not any(each.failed for each in unique))
-    if cause is not None and cause.end.echo:  # also where an exception tells of another rank's failure
-        assert all(each.end.echo for each in unique if each.failed)
+    if cause is not None and cause.echo:  # also where an exception tells of another rank's failure
+        assert all(each.echo for each in unique if each.failed)
 
 
 def test_a_collective_that_timed_out_is_nearer_to_the_root_than_the_ranks_that_lost_the_one_that_waited() -> None:
@@ -220,7 +220,7 @@ def test_a_failure_has_a_name_for_consoles_and_metrics() -> None:
         (outcome(0, Status.KILLED, exit_code=-37), "USER:signal37"),
         (outcome(0, Status.EXITED, exit_code=3), "USER:Exit3"),
     ]
-    assert [(ended, ended.end.label) for ended, _ in expected] == expected
+    assert [(ended, ended.label) for ended, _ in expected] == expected
 
 
 @pytest.mark.parametrize(("node_rank", "node"), [(-1, "a node"), (0, "node 0"), (1, "node 1")])
