@@ -108,7 +108,6 @@ def _look(scratch: Path, ranks: int) -> float:
     taken = snapshot.take(places, snapshot.by_ourselves)
     sockets = {rank: path.with_suffix(".fr") for rank, (_, path) in places.items()}
     records = recorders.read(sockets, {})
-    recorders.holding_the_interpreter(sockets)
     took = time.monotonic() - began
     answered = sum(bool(each.threads) for each in taken), len(records)
     if answered != (ranks, ranks):

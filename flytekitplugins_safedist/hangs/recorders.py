@@ -14,18 +14,16 @@ import math
 import re
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from . import stacks
 from .evidence import groups_file, ranks_of, text_of
 from .stacks import Stack
 from .waits import HOROVOD, Wait
-
-T = TypeVar("T")
 
 READ_SECONDS = 5.0
 """For a rank to answer all that is asked. It takes a millisecond; a second where it holds 20,000 operations."""
@@ -75,30 +73,15 @@ class RankRecord:
 
 
 def read(sockets: Mapping[int, Path], names: dict[int, Names]) -> dict[int, RankRecord]:
-    """The records of ranks that answer, by rank.
+    """The records of ranks that answer, by rank; none where the container may have no further thread.
 
     Args:
         sockets: by rank.
         names: of groups, by rank: kept from look to look.
     """
-    found = _of_each(sockets, lambda rank: _read(rank, sockets[rank], names.setdefault(rank, {})))
-    return {rank: record for rank, record in found.items() if record is not None}
-
-
-def holding_the_interpreter(sockets: Mapping[int, Path]) -> list[int]:
-    """Ranks in which torch's thread is there, and does not get Python's lock."""
-
-    def holds(rank: int) -> bool:
-        is_there = ask(sockets[rank], "ping", LOCK_SECONDS) is not None
-        return is_there and ask(sockets[rank], "dump_traceback", LOCK_SECONDS) is None
-
-    return sorted(rank for rank, held in _of_each(sockets, holds).items() if held)
-
-
-def _of_each(ranks: Collection[int], look: Callable[[int], T]) -> dict[int, T]:
-    """What is found of each; nothing where the container may have no further thread."""
     with contextlib.suppress(RuntimeError), ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        return dict(zip(ranks, pool.map(look, ranks), strict=True))
+        found = pool.map(lambda rank: (rank, _read(rank, sockets[rank], names.setdefault(rank, {}))), sockets)
+        return {rank: record for rank, record in found if record is not None}
     return {}
 
 

@@ -162,6 +162,7 @@ def take(ranks: Places, send: Callable[[int, int], object], *, is_chatty: bool =
             time=now,
             threads=tuple(threads[rank][-1]) if threads[rank] else (),
             handles=threads[rank][-1].handles if threads[rank] else "",
+            holds_gil=bool(threads[rank]) and threads[rank][-1].by_force,
             cpu=max(0.0, process.cpu - first[rank].cpu) / took,
             moved=len({_way(answer[0]) for answer in threads[rank]}) > 1,
             data=round(_moved(first[rank], process, grown[rank], is_chatty=is_chatty) / took),

@@ -65,9 +65,11 @@ class Threads(tuple[Stack, ...]):
 
     Attributes:
         handles: the exception that the main thread handles: its class, and what it says; "" for none.
+        by_force: native code in it holds Python's lock, so that it has answered :data:`~.evidence.FORCE` alone.
     """
 
     handles = ""
+    by_force = False
 
 
 _HANDLES = re.compile(rf"^{HANDLES}(.+)$", re.MULTILINE)
@@ -153,8 +155,10 @@ def ask(
     silent = _silent(able, before, lambda pid: send(pid, ASK))
     stuck = [rank for rank in silent if forces and processes.wakes(able[rank][0], FORCE) - wakes[rank] >= _WAKES]
     _silent({rank: able[rank] for rank in stuck}, before, lambda pid: send(pid, FORCE))
-    texts = {rank: _since(path, before[rank]) for rank, (_, path) in able.items()}
-    return {rank: threads for rank, text in texts.items() if (threads := parse(text))}
+    found = {rank: parse(_since(path, before[rank])) for rank, (_, path) in able.items()}
+    for rank in stuck:
+        found[rank].by_force = True
+    return {rank: threads for rank, threads in found.items() if threads}
 
 
 def _silent(

@@ -117,7 +117,6 @@ class Watch:
         awake = {each.rank for each in taken if each.process.state not in ("", "T", "Z")}
         sockets = {each.rank: each.socket for each in ranks if each.rank in awake}
         records = recorders.read(sockets, self._names)
-        held = recorders.holding_the_interpreter(sockets)
         waits = self._waits(ranks, records, main)
         found = []
         for one, each in zip(sorted(ranks, key=lambda one: one.rank), taken, strict=True):
@@ -132,7 +131,6 @@ class Watch:
                     quiet=each.time - self._quiet[one.rank][1],
                     step=own.get(STEP),
                     steps=one.steps,
-                    holds_gil=one.rank in held,
                     debugged=one.debugged,
                     has_entered=one.has_entered,
                 )
