@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -132,17 +132,6 @@ class Shown:
     file: str = ""
 
 
-@dataclass
-class _Round:
-    """The one that goes on: when it began, and the longest message that this node may send."""
-
-    number: int = -1
-    since: float = 0.0
-    limit: int = 0
-    is_open: bool = False
-    paces: dict[int, Pace] = field(default_factory=lambda: defaultdict(Pace))
-
-
 class RunRecord:
     """This node's part, and on node 0 the whole.
 
@@ -166,7 +155,9 @@ class RunRecord:
         self._run, self._hosts, self._send, self._others, self._course = run, hosts, send, others, course
         self._scrub = scrubber(run.environment)
         self._node = NodeSummary(-1, socket.gethostname())
-        self._round, self._next_look, self._next_page, self._waited = _Round(), 0.0, 0.0, 0.0
+        self._is_open, self._limit = False, 0  # whether a round goes on, and the longest message that may be sent of it
+        self._paces: defaultdict[int, Pace] = defaultdict(Pace)
+        self._next_look = self._next_page = self._waited = 0.0
         self._waiting_since = now = time.monotonic()
         began = now - run.prepared
         for name, (since, seconds) in (EARLIER.value or {}).items():
@@ -202,9 +193,8 @@ class RunRecord:
         self._node.rounds.append(RoundSummary(number, now, now, nnodes * self._run.nproc_per_node))
         del self._node.rounds[:-_MOST_ROUNDS]
         least, most = _NODE_BYTES
-        paces = self._round.paces
-        self._round = _Round(number, now, min(most, max(least, _JOB_BYTES // nnodes)), is_open=True, paces=paces)
-        for pace in paces.values():
+        self._is_open, self._limit = True, min(most, max(least, _JOB_BYTES // nnodes))
+        for pace in self._paces.values():
             pace.again()
 
     def why(self, text: str) -> None:
@@ -217,8 +207,8 @@ class RunRecord:
         end itself."""
         if why:
             self.why(why)
-        if self._round.is_open:
-            self._round.is_open, self._waiting_since = False, time.monotonic()
+        if self._is_open:
+            self._is_open, self._waiting_since = False, time.monotonic()
             self._note(lambda: self._end_round(views()))
 
     def _note(self, work: Callable[[], object]) -> None:
@@ -236,7 +226,7 @@ class RunRecord:
         for older in self._node.rounds[:-_FULL_ROUNDS]:
             older.ranks = []
         self._see(views)
-        self._send(packed(self._node, self._round.limit))
+        self._send(packed(self._node, self._limit))
 
     def _read(self, views: Sequence[RankView]) -> RoundSummary:
         latest = self._node.rounds[-1]
@@ -260,7 +250,7 @@ class RunRecord:
 
     def _look(self, shown: Sequence[RankView], now: float) -> None:
         self._see(shown)
-        if self._line is not None and shown and self._round.is_open:
+        if self._line is not None and shown and self._is_open:
             self._line.draw(self._status(shown, now))
         if self._run.console is None or not shown or now < self._next_page:
             return
@@ -269,7 +259,7 @@ class RunRecord:
             self._tell(self._so_far(shown))
 
     def _so_far(self, views: Sequence[RankView]) -> NodeSummary:
-        if not self._round.is_open:  # its ranks here have ended; those of other nodes may go on
+        if not self._is_open:  # its ranks here have ended; those of other nodes may go on
             return self._node
         latest = replace(self._read(views), why="it goes on")
         return replace(self._node, rounds=[*self._node.rounds[:-1], latest])
@@ -277,7 +267,7 @@ class RunRecord:
     def _see(self, views: Sequence[RankView]) -> None:
         now, self._views = time.monotonic(), views or self._views  # who has the terminal is asked after the round, too
         for view in views:
-            self._round.paces[view.rank].see(view.steps, layout.stall_seconds(view.memory, view.until), now)
+            self._paces[view.rank].see(view.steps, layout.stall_seconds(view.memory, view.until), now)
         gpus, self._node.inputs = self._run.gpus(), self._run.inputs()
         for gpu in gpus:
             if gpu.busy is not None and gpu.memory is not None:
@@ -294,7 +284,7 @@ class RunRecord:
 
     def _measured(self, views: Sequence[RankView], gpus: Sequence[GpuUse]) -> Readings:
         running = [view for view in views if view.resident is not None]
-        paces = {rank: pace for rank, pace in self._round.paces.items() if pace.steps}
+        paces = {rank: pace for rank, pace in self._paces.items() if pace.steps}
         by_number: dict[Instrument, Mapping[int, float]] = {
             instruments.STEP: {view.rank: view.step for view in running if view.step >= 0},
             instruments.STEPS: {rank: pace.steps for rank, pace in paces.items()},
@@ -316,14 +306,13 @@ class RunRecord:
         }
 
     def _status(self, views: Sequence[RankView], now: float) -> str:
-        behind = min(views, key=lambda view: view.step)
-        where = f"{PREFIX}{len(views)} rank(s), round {self._round.number}: "
-        rate = self._round.paces[behind.rank].rate
-        return where + status(behind.step, behind.steps_to_come, rate, now - self._round.since)
+        behind, latest = min(views, key=lambda view: view.step), self._node.rounds[-1]
+        where = f"{PREFIX}{len(views)} rank(s), round {latest.round}: "
+        return where + status(behind.step, behind.steps_to_come, self._paces[behind.rank].rate, now - latest.since)
 
     def _tell(self, node: NodeSummary) -> None:
         if not self._hosts():
-            self._send(packed(node, self._round.limit))
+            self._send(packed(node, self._limit))
             return
         context = contextvars.copy_context()  # flytekit's
         self._upload = threading.Thread(
