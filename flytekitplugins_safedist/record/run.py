@@ -28,7 +28,7 @@ from .clocks import Offset
 from .instruments import Instrument, Readings
 from .line import Line, on_terminal
 from .pace import Pace, status
-from .run_page import ConsoleDeck, Kept
+from .run_page import ConsoleDeck
 from .summary import EARLIER, GpuSummary, NodeSummary, RoundSummary, merged, packed
 
 logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class RunRecord:
         self._phase("prepare", began, run.prepared)
         self._views: Sequence[RankView] = ()
         self._lacks = False
-        self._kept: Kept | None = None
+        self._directory = ""
         self._values: Readings = {}
         self._upload: threading.Thread | None = None
         self._line: Line | None = None
@@ -349,11 +349,12 @@ class RunRecord:
     def _left(self, name: str, make: Callable[[], bytes]) -> str:
         late = FsTimeoutError("the store has not answered", seen=f"{_LEAVE_SECONDS:g} s")
         try:
-            kept = self._kept = self._kept or Kept.of(is_local=self._run.is_local)
-            bounded(partial(kept.put, name, make()), _LEAVE_SECONDS, late)
+            self._directory = self._directory or run_page.new_directory(is_local=self._run.is_local)
+            address = f"{self._directory}/{name}"
+            bounded(partial(run_page.leave, address, make()), _LEAVE_SECONDS, late)
         except Exception as error:  # whatever the store's client raises
             return self._scrub(f"could not be left ({one_line(error)})")
-        return f"{kept.address}/{name}"
+        return address
 
     def show(self, say: Callable[[str], object], *, code: str = "", cause: str = "") -> Shown:
         """Make the page of the run, and leave it in a file in a local run; nothing where it cannot be made: no job

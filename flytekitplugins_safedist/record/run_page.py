@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..compat import flytekit as flytekit_inside
 from ..fs.atomic import atomic_write
 from ..store.put_new import path_of
-
-if TYPE_CHECKING:
-    from flytekit.core.data_persistence import FileAccessProvider
 
 NAME = "Run"
 """What the page is called among a task's decks."""
@@ -24,34 +19,24 @@ DECK_SECONDS = 20.0
 """For one upload of the deck."""
 
 
-@dataclass(frozen=True)
-class Kept:
-    """One place for the files of a record.
+def new_directory(*, is_local: bool) -> str:
+    """The address of a new directory, for the files of one record."""
+    from flytekit import FlyteContextManager
 
-    Attributes:
-        address: of the directory.
-        access: flytekit's way to it.
+    access = FlyteContextManager.current_context().file_access
+    return str(access.get_random_local_directory() if is_local else access.get_random_remote_directory())
+
+
+def leave(address: str, data: bytes) -> None:
+    """Leave a file. One try: what is tried for long is the verdict, not its picture.
+
+    Raises:
+        Exception: whatever the store's client raises.
     """
+    from flytekit import FlyteContextManager
 
-    address: str
-    access: FileAccessProvider
-
-    @classmethod
-    def of(cls, *, is_local: bool) -> Kept:
-        """A new place."""
-        from flytekit import FlyteContextManager
-
-        access = FlyteContextManager.current_context().file_access
-        address = access.get_random_local_directory() if is_local else access.get_random_remote_directory()
-        return cls(address, access)
-
-    def put(self, name: str, data: bytes) -> None:
-        """Leave a file. One try: what is tried for long is the verdict, not its picture.
-
-        Raises:
-            Exception: whatever the store's client raises.
-        """
-        self.access.get_filesystem_for_path(self.address).pipe_file(f"{self.address}/{name}", data)
+    access = FlyteContextManager.current_context().file_access
+    access.get_filesystem_for_path(address).pipe_file(address, data)
 
 
 class ConsoleDeck:

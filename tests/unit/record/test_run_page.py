@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from flytekitplugins_safedist import Metrics
-from flytekitplugins_safedist.record import layout, page
+from flytekitplugins_safedist.record import layout, page, run_page
 from flytekitplugins_safedist.record import run as record_of_run
 from flytekitplugins_safedist.record.run import JobCosts, RankView, Run, RunRecord, Shown
-from flytekitplugins_safedist.record.run_page import ConsoleDeck, Kept
+from flytekitplugins_safedist.record.run_page import ConsoleDeck
 
 
 def test_no_page_of_a_run_that_goes_on_follows_the_last_one(tmp_path) -> None:
@@ -73,7 +73,7 @@ def test_a_store_that_does_not_take_the_trace_costs_no_page(monkeypatch: pytest.
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Kept, "put", full)
+    monkeypatch.setattr(run_page, "leave", full)
     record = record_of(run())
     record.begins(0, 0, nnodes=1)
     record.over(list)
