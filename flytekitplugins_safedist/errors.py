@@ -33,11 +33,6 @@ class SafedistError(Exception):
 
     code: str = ""
     of_another: bool = False  # also of a class of the user's that does not call the constructor
-    what: str
-    where: Mapping[str, object]
-    seen: object
-    expected: object
-    hint: str
 
     def __init__(
         self,
