@@ -80,16 +80,14 @@ class SafedistError(Exception):
     @property
     def is_platforms(self) -> bool:
         """Whether no user can cause it, and another attempt may mend it: a free one."""
-        from .failures import ROWS, Payer
+        from .failures import Payer
 
-        return ROWS[self.failure].payer is Payer.FLYTE
+        return self.failure.row.payer is Payer.FLYTE
 
     @property
     def error_code(self) -> str:
         """What flytekit uploads as the error's code: it asks for this very name."""
-        from .failures import ROWS
-
-        return self.code or ROWS[self.failure].code or f"USER:{type(self).__name__}"
+        return self.code or self.failure.row.code or f"USER:{type(self).__name__}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own __reduce__ calls cls(*args), which loses keyword-only facts.

@@ -34,46 +34,12 @@ class Payer(str, Enum):
     """The platform's budget."""
 
 
-class Failure(str, Enum):
-    """The row of a failure; :data:`ROWS` says when it is which."""
-
-    OWN = "own"
-    COMES_AGAIN = "comes again"
-    RECOVERABLE = "recoverable"
-    MISTAKE = "mistake"
-    OUT_OF_MEMORY = "out of memory"
-    WORKER_KILLED = "worker killed"
-    KILLED = "killed"
-    CRASHED = "crashed"
-    ABORTED = "aborted"
-    LEFT = "left"
-    FULL_DISK = "full disk"
-    FULL_SHARED_MEMORY = "full shared memory"
-    PEER_LOST = "peer lost"
-    NOT_MET = "not met"
-    TIMED_OUT = "timed out"
-    HANG = "hang"
-    NOT_READY = "not ready"
-    NODE_DISK = "node's disk"
-    GPU_HARDWARE = "GPU hardware"
-    """By CUDA's word."""
-    GPU_FAULT = "GPU fault"
-    """By the driver's word, of the hardware."""
-    GPU_PROGRAM = "GPU program"
-    """By the driver's word, of the program."""
-    STORAGE = "storage"
-    NOT_STARTED = "not started"
-    STOPPED = "stopped"
-    UNFIT = "unfit"
-    NOT_TOGETHER = "not together"
-    NODE_LOST = "node lost"
-
-
 @dataclass(frozen=True)
 class Row:
     """What becomes of one kind of failure. What the user reads of it is in docs/failures.md.
 
     Attributes:
+        word: for it, in a record.
         what: happens: how its row in docs/failures.md begins.
         payer: of another attempt.
         code: as Flyte shows it; "" where the end has one of its own (an exception's class, a signal's name).
@@ -83,6 +49,7 @@ class Row:
         hint: what the user can do.
     """
 
+    word: str
     what: str
     payer: Payer = Payer.NOBODY
     code: str = ""
@@ -92,49 +59,68 @@ class Row:
     hint: str = ""
 
 
-ROWS: dict[Failure, Row] = {
-    Failure.OWN: Row("a rank raises"),
-    Failure.COMES_AGAIN: Row(
+class Failure(str, Enum):
+    """The kinds of failures; :attr:`row` says when it is which.
+
+    Attributes:
+        row: what becomes of it.
+    """
+
+    row: Row
+
+    def __new__(cls, row: Row) -> Failure:
+        self = str.__new__(cls, row.word)
+        self._value_, self.row = row.word, row
+        return self
+
+    OWN = Row("own", "a rank raises")
+    COMES_AGAIN = Row(
+        "comes again",
         "a rank raises what would come again at every start (`ImportError`, `SyntaxError`, a wrong configuration)",
         repeats=True,
-    ),
-    Failure.RECOVERABLE: Row("a rank raises `FlyteRecoverableException`", Payer.RETRIES),
-    Failure.MISTAKE: Row(
+    )
+    RECOVERABLE = Row("recoverable", "a rank raises `FlyteRecoverableException`", Payer.RETRIES)
+    MISTAKE = Row(
+        "mistake",
         "a library of collectives refuses what a rank asks of it (two ranks on one GPU, an interface that is not "
-        "there, a port in use)"
-    ),
+        "there, a port in use)",
+    )
     # It will most likely come again. Whether it is tried is for the user's retries to say.
-    Failure.OUT_OF_MEMORY: Row(
-        "a rank, or a DataLoader worker of it, is OOM-killed", Payer.RETRIES, "USER:OutOfMemory"
-    ),
-    Failure.WORKER_KILLED: Row("a DataLoader worker is killed, and the kernel was not out of memory"),
-    Failure.KILLED: Row("a rank is killed from outside", Payer.FLYTE),
-    Failure.CRASHED: Row("a rank crashes in native code"),
+    OUT_OF_MEMORY = Row(
+        "out of memory", "a rank, or a DataLoader worker of it, is OOM-killed", Payer.RETRIES, "USER:OutOfMemory"
+    )
+    WORKER_KILLED = Row("worker killed", "a DataLoader worker is killed, and the kernel was not out of memory")
+    KILLED = Row("killed", "a rank is killed from outside", Payer.FLYTE)
+    CRASHED = Row("crashed", "a rank crashes in native code")
     # The peers of a rank that aborts raise before its end is seen: time alone cannot tell.
-    Failure.ABORTED: Row("a rank aborts in native code", echo=3),
-    Failure.LEFT: Row("a rank leaves by `os._exit`"),
-    Failure.FULL_DISK: Row(
+    ABORTED = Row("aborted", "a rank aborts in native code", echo=3)
+    LEFT = Row("left", "a rank leaves by `os._exit`")
+    FULL_DISK = Row(
+        "full disk",
         "the disk is full, or `Scratch(size_limit=…)` is exceeded (by default: most of the pod's limit of ephemeral "
         "storage)",
         repeats=True,
         opening="rank {rank} ran out of disk space. Scratch is {scratch}\n\n",
         hint="write less, give the task more ephemeral storage, or move scratch to a larger volume (Scratch(path=...) "
         "or SAFEDIST_SCRATCH_ROOT)",
-    ),
-    Failure.FULL_SHARED_MEMORY: Row(
+    )
+    FULL_SHARED_MEMORY = Row(
+        "full shared memory",
         "the node's shared memory (`/dev/shm`) is full",
         opening="rank {rank} found the node's shared memory (/dev/shm) full.\n\n",
         hint="give the task more: @task(shared_memory=...); or have DataLoader workers hand over less at a time",
-    ),
-    Failure.PEER_LOST: Row(
+    )
+    PEER_LOST = Row(
+        "peer lost",
         "all failed ranks failed only because they lost the connection to another rank",
         Payer.RETRIES,
         "USER:PeersLost",
         echo=4,
         opening="every rank that failed had only lost its connection to another one: none failed by itself, and no "
         "node was lost. The first to lose one: ",
-    ),
-    Failure.NOT_MET: Row(
+    )
+    NOT_MET = Row(
+        "not met",
         "the ranks do not come together in `init_process_group` (in a store of their own, or one of an earlier round)",
         Payer.RETRIES,
         "USER:RanksNotMet",
@@ -143,9 +129,10 @@ ROWS: dict[Failure, Row] = {
         "up: ",
         hint="call init_process_group() without world_size, rank and init_method (the ranks have them in their "
         "variables), in every rank; a file:// or a store of an earlier round does not bring them together again",
-    ),
+    )
     # An abort that others had to wait for would have ended the round long before their time was up.
-    Failure.TIMED_OUT: Row(
+    TIMED_OUT = Row(
+        "timed out",
         "a collective times out though every rank is there: most likely ranks called different ones",
         Payer.RETRIES,
         "USER:CollectiveTimeout",
@@ -154,45 +141,53 @@ ROWS: dict[Failure, Row] = {
         hint="compare where the ranks were (stacks are in the nodes' logs): all have to call the same collectives in "
         "the same order, also where data are uneven or one rank alone evaluates or saves. If all were in the same "
         "one, raise init_process_group(timeout=...)",
-    ),
-    Failure.HANG: Row("ranks wait in a collective that one does not come to", Payer.RETRIES, "USER:HangError"),
-    Failure.NOT_READY: Row(
-        "a rank does not begin the function in `Timeouts.start`", Payer.RETRIES, "USER:RanksNotReady"
-    ),
-    Failure.NODE_DISK: Row("a node's disk or file server fails (EIO, ESTALE)", Payer.FLYTE, "SYSTEM:NodeDisk"),
-    Failure.GPU_HARDWARE: Row(
-        "a GPU's memory or its NVLink fails (CUDA's errors 214 and 220)", Payer.FLYTE, "SYSTEM:GpuHardware"
-    ),
-    Failure.GPU_FAULT: Row(
+    )
+    HANG = Row("hang", "ranks wait in a collective that one does not come to", Payer.RETRIES, "USER:HangError")
+    NOT_READY = Row(
+        "not ready", "a rank does not begin the function in `Timeouts.start`", Payer.RETRIES, "USER:RanksNotReady"
+    )
+    NODE_DISK = Row("node's disk", "a node's disk or file server fails (EIO, ESTALE)", Payer.FLYTE, "SYSTEM:NodeDisk")
+    GPU_HARDWARE = Row(
+        "GPU hardware",
+        "a GPU's memory or its NVLink fails (CUDA's errors 214 and 220)",
+        Payer.FLYTE,
+        "SYSTEM:GpuHardware",
+    )
+    GPU_FAULT = Row(
+        "GPU fault",
         "a rank fails as its GPU reports a fault of the hardware (Xid 48, 74, 79, …, or the GPU is lost)",
         Payer.FLYTE,
         hint="drain that node (kubectl cordon, kubectl drain) until the GPU is reset or replaced; nvidia-smi -q there "
         "says more",
-    ),
-    Failure.GPU_PROGRAM: Row(
+    )
+    GPU_PROGRAM = Row(
+        "GPU program",
         "a rank fails as its GPU reports an error of the program (Xid 13, 31, 43, 45)",
         hint="run it with CUDA_LAUNCH_BLOCKING=1, or a small case of it under compute-sanitizer, to see which kernel "
         "does it; where one GPU alone reports this with every program, it is the hardware's after all",
-    ),
-    Failure.STORAGE: Row(
-        "storage stays down for a rank, or a node lacks code or inputs", Payer.FLYTE, "SYSTEM:Storage"
-    ),
-    Failure.NOT_STARTED: Row(
+    )
+    STORAGE = Row(
+        "storage", "storage stays down for a rank, or a node lacks code or inputs", Payer.FLYTE, "SYSTEM:Storage"
+    )
+    NOT_STARTED = Row(
+        "not started",
         "with `nnodes=1`, ranks cannot be started, or what starts them dies (of several nodes, that pod is replaced)",
         Payer.FLYTE,
         "SYSTEM:RanksNotStarted",
-    ),
-    Failure.STOPPED: Row("a pod with `nnodes=1` is told to stop (SIGTERM)", Payer.FLYTE, "SYSTEM:Stopped"),
-    Failure.UNFIT: Row(
-        "a [check of the nodes](preflight.md) before the first rank fails", Payer.FLYTE, "SYSTEM:Preflight"
-    ),
-    Failure.NOT_TOGETHER: Row(
-        "not every node comes within `Timeouts.rendezvous`", Payer.FLYTE, "SYSTEM:RendezvousTimeout"
-    ),
-    Failure.NODE_LOST: Row(
-        "nodes are lost more often than `max_replacements`, or one for good", Payer.FLYTE, "SYSTEM:NodeLost"
-    ),
-}
+    )
+    STOPPED = Row("stopped", "a pod with `nnodes=1` is told to stop (SIGTERM)", Payer.FLYTE, "SYSTEM:Stopped")
+    UNFIT = Row(
+        "unfit", "a [check of the nodes](preflight.md) before the first rank fails", Payer.FLYTE, "SYSTEM:Preflight"
+    )
+    NOT_TOGETHER = Row(
+        "not together", "not every node comes within `Timeouts.rendezvous`", Payer.FLYTE, "SYSTEM:RendezvousTimeout"
+    )
+    NODE_LOST = Row(
+        "node lost",
+        "nodes are lost more often than `max_replacements`, or one for good",
+        Payer.FLYTE,
+        "SYSTEM:NodeLost",
+    )
 
 
 # --- what a class says -----------------------------------------------------------------------------------------------
@@ -598,11 +593,11 @@ def _by_class(links: Sequence[ChainLink]) -> Failure:
     """What the class of an exception says. One of ours was perhaps raised from what no user can cause: one of ours that
     is the platform's, or a store's that may pass. What the user's own work has raised is the user's, whatever it is."""
     first, failure = links[0], of_kinds(links[0].kinds)
-    if not _is_ours(first) or ROWS[failure].payer is not Payer.NOBODY:
+    if not _is_ours(first) or failure.row.payer is not Payer.NOBODY:
         return failure
     for link in sorted((each for each in links[1:] if each.is_cause), key=lambda each: -each.depth):
         if _is_ours(link):
-            if ROWS[of_kinds(link.kinds)].payer is Payer.FLYTE:
+            if of_kinds(link.kinds).row.payer is Payer.FLYTE:
                 return Failure.STORAGE
         elif f"{_OURS}errors.WorkFailedError" not in first.kinds and (known := _outlook(link)) is not None:
             return Failure.STORAGE if known is Outlook.TRANSIENT else failure
@@ -621,12 +616,12 @@ def errnos(links: Iterable[ChainLink]) -> tuple[int, ...]:
 def repeats(failure: Failure, links: Iterable[ChainLink]) -> bool:
     """Whether what an exception says comes again at every start of the ranks; an echo says nothing of that."""
     links = list(links)
-    if ROWS[failure].echo:
+    if failure.row.echo:
         return False
     if failure is Failure.MISTAKE:
         words = [mistake(link.message) for link in links if of_link(link) is Failure.MISTAKE]
         return any(again for _, again in filter(None, words))
-    return ROWS[failure].repeats or Failure.FULL_DISK in of_errnos(errnos(links))
+    return failure.row.repeats or Failure.FULL_DISK in of_errnos(errnos(links))
 
 
 def worker_killed(text: str) -> str:

@@ -15,7 +15,7 @@ from fields import ROOT, between, write
 
 import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import SafedistError
-from flytekitplugins_safedist.failures import ROWS, Failure, Payer, Row
+from flytekitplugins_safedist.failures import Failure, Payer, Row
 from flytekitplugins_safedist.hangs.gpus import HARDWARE, USERS
 
 BEGIN, END = "<!-- failures: made by scripts/failures.py -->", "<!-- end of failures -->"
@@ -39,7 +39,7 @@ def row_of(row: Row, page: str) -> str:
 def failures(page: str) -> str:
     """The last two columns of the table of failures: the code, where each such end has the same, and who pays. Several
     codes that begin as the row's stay: what is found makes the rest of them."""
-    for row in ROWS.values():
+    for row in (each.row for each in Failure):
         before = row_of(row, page)
         head, code, _ = before.rsplit(" | ", 2)
         codes = code.split(", ")
@@ -51,7 +51,7 @@ def failures(page: str) -> str:
 
 def of_readme(page: str) -> str:
     """The first of them, as the page of failures has them."""
-    rows = [row_of(ROWS[each], page).split(" | ") for each in FIRST]
+    rows = [row_of(each.row, page).split(" | ") for each in FIRST]
     lines = [f"{what} | {code} | {pays}" for what, _, code, pays in rows]
     return "\n".join(["| What happens | Code | Who pays for another attempt |", "|---|---|---|", *lines])
 
@@ -65,7 +65,7 @@ def xids() -> str:
         meanings[its].append(f"{xid}: {name}")
     lines = ["| Code | Xids | Who pays |", "|---|---|---|"]
     for its, names in meanings.items():
-        row = ROWS[Failure.GPU_PROGRAM if its.startswith("USER:") else Failure.GPU_FAULT]
+        row = (Failure.GPU_PROGRAM if its.startswith("USER:") else Failure.GPU_FAULT).row
         lines.append(f"| `{its}` | {'; '.join(names)} | {PAYS[row.payer]} |")
     return "\n".join(lines)
 
@@ -76,7 +76,7 @@ def of_errors(page: str) -> str:
     def row(match: re.Match[str]) -> str:
         kind: type[SafedistError] = getattr(flytekitplugins_safedist, match[1], SafedistError)
         error = kind.__new__(kind)
-        return f"{match[0].rsplit(' | ', 2)[0]} | `{error.error_code}` | {PAYS[ROWS[error.failure].payer]} |"
+        return f"{match[0].rsplit(' | ', 2)[0]} | `{error.error_code}` | {PAYS[error.failure.row.payer]} |"
 
     return re.sub(r"^\| `(\w+)` \|.*\|$", row, page, flags=re.MULTILINE)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..coordinator.books import Cause, Round
 from ..coordinator.messages import Status
 from ..errors import FencedError, RankFailedError, RankKilledError, SafedistError
-from ..failures import ROWS, Failure, Payer, mistake, of_errnos
+from ..failures import Failure, Payer, mistake, of_errnos
 from ..rank.outcome import Raised, RankOutcome
 from ..rank.outcome_text import describe, how
 from ..texts import encodable
@@ -57,7 +57,7 @@ def of_error(error: SafedistError) -> Verdict | None:
 def of_full_memory(text: str) -> Verdict:
     """The verdict on nodes that were lost, the last of them with its container's memory full: the kernel most likely
     ended all of it, and left nobody to say so."""
-    row = ROWS[Failure.OUT_OF_MEMORY]
+    row = Failure.OUT_OF_MEMORY.row
     error = RankFailedError(text, hint="raise mem= in requests and limits, or use less: fewer ranks per node")
     error.code = row.code
     return Verdict(row.payer, error, time.time_ns())
@@ -83,8 +83,8 @@ def judge(
         earlier: how the rounds before ended, in one line each.
     """
     # An echo where somebody was gone: else native code of this rank's may have given up by itself.
-    failure = Failure.PEER_LOST if cause.echo and cause.row.echo and returned else cause.failure
-    row = ROWS[failure]
+    failure = Failure.PEER_LOST if cause.echo and cause.failure.row.echo and returned else cause.failure
+    row = failure.row
     opening, hint = _opening(cause, failure, returned=returned, nodes=nodes)
     text = f"{opening.format(rank=cause.rank, scratch=disk or _NOT_SEEN)}{describe(cause)}"
     text += "".join(f"\n\nBefore that, {line}." for line in earlier)
@@ -99,10 +99,10 @@ _NOT_SEEN = "not measured: its node was lost before"
 
 def _opening(cause: RankOutcome, failure: Failure, *, returned: Sequence[int], nodes: int) -> tuple[str, str]:
     """What stands before the description of a failure, and the hint behind it."""
-    raised, row = cause.raised, ROWS[failure]
+    raised, row = cause.raised, failure.row
     of_disk = of_errnos(raised.errnos) if raised is not None else ()
     if failure is not Failure.FULL_SHARED_MEMORY and Failure.FULL_DISK in of_disk:
-        row = ROWS[Failure.FULL_DISK]  # also where it is an echo, or the user calls it recoverable
+        row = Failure.FULL_DISK.row  # also where it is an echo, or the user calls it recoverable
     if failure is Failure.MISTAKE and raised is not None:
         return "", (mistake(raised.message) or ("", False))[0]
     if failure is Failure.PEER_LOST and returned:

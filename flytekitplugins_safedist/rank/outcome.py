@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from ..failures import ROWS, Failure, Payer, Row, name_of
+from ..failures import Failure, Payer, name_of
 from ..hangs.gpus import GpuFault
 from ..texts import cut, encodable
 from .context import RankContext
@@ -160,11 +160,6 @@ class RankOutcome(Record):
         return next((failure for failure, is_so in rows if is_so), Failure.LEFT)
 
     @property
-    def row(self) -> Row:
-        """What becomes of it."""
-        return ROWS[self.failure]
-
-    @property
     def echo(self) -> int:
         """How far it is from a cause: as :attr:`.Row.echo`; nearer by one where it is known what others did, and 3 for
         an exception that tells of another rank's failure."""
@@ -172,14 +167,14 @@ class RankOutcome(Record):
             return 1
         if self.failure is Failure.ABORTED and not self.has_met:
             return 0
-        return self.row.echo or (3 if self.raised is not None and self.raised.of_another else 0)
+        return self.failure.row.echo or (3 if self.raised is not None and self.raised.of_another else 0)
 
     @property
     def is_the_codes(self) -> bool:
         """Whether it may be the code's or the data's, as a hang may: no store, disk or broken GPU has a part in it."""
         if self.raised is None or self.failure is Failure.GPU_FAULT or self.raised.errnos:
             return False
-        row = ROWS[self.raised.failure]
+        row = self.raised.failure.row
         return row.payer is Payer.NOBODY or row.echo > 0 or self.raised.failure is Failure.HANG
 
     @property
@@ -188,7 +183,7 @@ class RankOutcome(Record):
         store, and nobody else's signal."""
         if self.raised is None:
             return self.killed_by not in _FROM_OUTSIDE
-        row = ROWS[self.raised.failure]
+        row = self.raised.failure.row
         may_be = row.payer is Payer.NOBODY or self.raised.failure is Failure.GPU_HARDWARE
         texts = (self.raised.message, self.raised.traceback)
         return row.echo > 0 or (may_be and any(map(_OF_A_GPU.search, texts)))
@@ -196,8 +191,8 @@ class RankOutcome(Record):
     @property
     def label(self) -> str:
         """Its code: the row's, or its own."""
-        if self.row.code or self._gpu_code:
-            return self.row.code or self._gpu_code
+        if self.failure.row.code or self._gpu_code:
+            return self.failure.row.code or self._gpu_code
         if self.failure is Failure.KILLED:
             return f"SYSTEM:{name_of(self.killed_by or signal.SIGKILL).replace(' ', '')}"
         if self.raised is not None:

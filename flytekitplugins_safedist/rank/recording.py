@@ -29,7 +29,7 @@ def record(error: BaseException, shown: str, *, rank: int = 0, world_size: int =
     pairs = failures.evidence(error, lambda each: message if each is error else said(each))
     links = [link for _, link in pairs]
     failure = failures.of_exception(links, world_size=world_size)
-    is_platforms = failures.ROWS[failure].payer is failures.Payer.FLYTE
+    is_platforms = failure.row.payer is failures.Payer.FLYTE
     of_another = any(isinstance(each, SafedistError) and each.of_another for each, _ in pairs)
     of_another = of_another or any(
         rank not in found for each, _ in pairs if (found := failures.failures_of_ranks(each))

@@ -12,7 +12,7 @@ import socket
 
 from flyteidl.core import errors_pb2, execution_pb2
 
-from flytekitplugins_safedist.failures import ROWS
+from flytekitplugins_safedist.failures import Failure
 from tests.harness.procs import ROOT, Ended, uploaded_error
 
 PAYS = {
@@ -95,7 +95,7 @@ def rows(title: str) -> dict[str, list[str]]:
     return found
 
 
-NAMES = {row.what: failure.value for failure, row in ROWS.items()}
+NAMES = {each.row.what: each.value for each in Failure}
 CODES = {NAMES.get(what, what): cells for what, cells in rows("Who pays").items()}
 NODES = rows("What it takes")
 

@@ -16,7 +16,6 @@ from torch._utils import ExceptionWrapper
 import flytekitplugins_safedist
 from flytekitplugins_safedist import errors
 from flytekitplugins_safedist.errors import ConfigError, Problem, SafedistError
-from flytekitplugins_safedist.failures import ROWS
 
 
 def every_class() -> list[type[SafedistError]]:
@@ -147,6 +146,4 @@ def test_the_table_of_the_docs_has_every_error_with_its_bases_and_words_in_every
 def test_the_page_names_all_errors_that_are_not_restarted_in_place() -> None:
     text = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
     named = text.partition("restarted in place: of the table ")[2].partition(", and whatever")[0]
-    assert set(re.findall(r"`(\w+)`", named)) == {
-        cls.__name__ for cls in every_class() if ROWS[an(cls).failure].repeats
-    }
+    assert set(re.findall(r"`(\w+)`", named)) == {cls.__name__ for cls in every_class() if an(cls).failure.row.repeats}

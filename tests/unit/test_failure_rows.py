@@ -18,7 +18,6 @@ from flytekitplugins_safedist.checkpoint.group import failed_elsewhere
 from flytekitplugins_safedist.errors import CheckpointError, FsError, StorageError
 from flytekitplugins_safedist.failures import (
     ERRNOS,
-    ROWS,
     SIGNALS,
     ChainLink,
     Failure,
@@ -346,15 +345,15 @@ def test_what_a_worker_died_of_may_be_below_the_exception(message: str, failure:
 def test_a_worker_that_was_killed_was_out_of_memory_where_the_kernel_counts_one() -> None:
     lost = raised("RuntimeError", failure=Failure.WORKER_KILLED)
     end, short = failed(of=lost), failed(of=lost, out_of_memory=True)
-    assert (end.label, end.row.payer) == ("USER:RuntimeError", Payer.NOBODY)
-    assert (short.label, short.row.payer) == ("USER:OutOfMemory", Payer.RETRIES)
+    assert (end.label, end.failure.row.payer) == ("USER:RuntimeError", Payer.NOBODY)
+    assert (short.label, short.failure.row.payer) == ("USER:OutOfMemory", Payer.RETRIES)
     assert failed(out_of_memory=True).label == "USER:ValueError"
 
 
 def test_every_row_says_who_pays_and_no_echo_is_free() -> None:
-    assert set(ROWS) == set(Failure)
-    assert all(row.payer is not Payer.FLYTE for row in ROWS.values() if row.echo)
-    assert all(row.code.startswith("SYSTEM:") == (row.payer is Payer.FLYTE) for row in ROWS.values() if row.code)
+    rows = [each.row for each in Failure]
+    assert all(row.payer is not Payer.FLYTE for row in rows if row.echo)
+    assert all(row.code.startswith("SYSTEM:") == (row.payer is Payer.FLYTE) for row in rows if row.code)
 
 
 def test_the_order_of_what_is_known_of_one_end() -> None:
