@@ -5,22 +5,7 @@ Constants only: whoever needs one reads it from a mapping that is handed in.
 
 from __future__ import annotations
 
-# --- ours, settable by users and platform engineers ---------------------------------------------------------------
-SCRATCH_ROOT = "SAFEDIST_SCRATCH_ROOT"
-"""Directory under which job scratch directories are made, when the task's ``Scratch(path=...)`` does not say."""
-
-# --- ours, pinned into the pod at serialization; the entrypoint compares them with what it finds -------------------
-JOB = "SAFEDIST_JOB"
-"""The job as it was registered, in JSON (:class:`~flytekitplugins_safedist.config.registered.Registered`)."""
-EPHEMERAL_STORAGE = "SAFEDIST_EPHEMERAL_STORAGE"
-"""Bytes of its node's disk that the container may use before the kubelet evicts its pod; without a limit of its own,
-what the node has. Filled in by Kubernetes (a ``resourceFieldRef``), so that it holds whatever changed the limit."""
-KUBERNETES_NODE = "SAFEDIST_KUBERNETES_NODE"
-"""The machine that Kubernetes has put the pod on (``spec.nodeName``), which a pod is not told otherwise."""
-GRACE = "SAFEDIST_GRACE_SECONDS"
-"""The pod's ``terminationGracePeriodSeconds``, which a pod is not told otherwise. Beside it in the pod template."""
-
-# --- set in every rank ---------------------------------------------------------------------------------------------
+# --- who a rank is, and where ranks meet --------------------------------------------------------------------------
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"
 WORLD_SIZE = "WORLD_SIZE"
@@ -39,11 +24,6 @@ TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
 TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 TORCHELASTIC_USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 TORCHELASTIC_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
-TORCHELASTIC_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-TORCH_NCCL_ASYNC_ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-TORCH_FR_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
-TORCH_NCCL_TRACE_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""How many operations torch's flight recorders remember (pytorch: torch/csrc/distributed/c10d/FlightRecorder.hpp)."""
 
 HOROVOD_RANK = "HOROVOD_RANK"
 HOROVOD_SIZE = "HOROVOD_SIZE"
@@ -53,46 +33,40 @@ HOROVOD_CROSS_RANK = "HOROVOD_CROSS_RANK"
 HOROVOD_CROSS_SIZE = "HOROVOD_CROSS_SIZE"
 HOROVOD_HOSTNAME = "HOROVOD_HOSTNAME"
 HOROVOD_CONTROLLER = "HOROVOD_CONTROLLER"
-HOROVOD_CPU_OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 HOROVOD_GLOO_RENDEZVOUS_ADDR = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 HOROVOD_GLOO_RENDEZVOUS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
-HOROVOD_GLOO_TIMEOUT_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-HOROVOD_GLOO_IFACE = "HOROVOD_GLOO_IFACE"
 """Horovod: horovod/runner/gloo_run.py (create_slot_env_vars) and horovod/common/gloo/gloo_context.cc, 0.28.1."""
 
-IDENTITY: frozenset[str] = frozenset(
-    {
-        RANK,
-        LOCAL_RANK,
-        WORLD_SIZE,
-        LOCAL_WORLD_SIZE,
-        GROUP_RANK,
-        GROUP_WORLD_SIZE,
-        MASTER_ADDR,
-        MASTER_PORT,
-        ROLE_NAME,
-        ROLE_RANK,
-        ROLE_WORLD_SIZE,
-        TORCHELASTIC_RUN_ID,
-        TORCHELASTIC_RESTART_COUNT,
-        TORCHELASTIC_USE_AGENT_STORE,
-        TORCHELASTIC_MAX_RESTARTS,
-        HOROVOD_RANK,
-        HOROVOD_SIZE,
-        HOROVOD_LOCAL_RANK,
-        HOROVOD_LOCAL_SIZE,
-        HOROVOD_CROSS_RANK,
-        HOROVOD_CROSS_SIZE,
-        HOROVOD_HOSTNAME,
-        HOROVOD_CONTROLLER,
-        HOROVOD_GLOO_RENDEZVOUS_ADDR,
-        HOROVOD_GLOO_RENDEZVOUS_PORT,
-    }
-)
-"""Who a rank is and where ranks meet: safedist decides these, and a task config that sets one is refused."""
+IDENTITY = frozenset(value for name, value in list(globals().items()) if name.isupper())
+"""All of these: safedist decides them, and a task config that sets one is refused."""
 
+# --- set in every rank ---------------------------------------------------------------------------------------------
+HOROVOD_CPU_OPERATIONS = "HOROVOD_CPU_OPERATIONS"
+HOROVOD_GLOO_TIMEOUT_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+HOROVOD_GLOO_IFACE = "HOROVOD_GLOO_IFACE"
+"""Horovod's, as above."""
+TORCHELASTIC_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+TORCH_NCCL_ASYNC_ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+TORCH_FR_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
+TORCH_NCCL_TRACE_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""How many operations torch's flight recorders remember (pytorch: torch/csrc/distributed/c10d/FlightRecorder.hpp)."""
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 TMPDIR = "TMPDIR"
+
+# --- ours, settable by users and platform engineers ---------------------------------------------------------------
+SCRATCH_ROOT = "SAFEDIST_SCRATCH_ROOT"
+"""Directory under which job scratch directories are made, when the task's ``Scratch(path=...)`` does not say."""
+
+# --- ours, pinned into the pod at serialization; the entrypoint compares them with what it finds -------------------
+JOB = "SAFEDIST_JOB"
+"""The job as it was registered, in JSON (:class:`~flytekitplugins_safedist.config.registered.Registered`)."""
+EPHEMERAL_STORAGE = "SAFEDIST_EPHEMERAL_STORAGE"
+"""Bytes of its node's disk that the container may use before the kubelet evicts its pod; without a limit of its own,
+what the node has. Filled in by Kubernetes (a ``resourceFieldRef``), so that it holds whatever changed the limit."""
+KUBERNETES_NODE = "SAFEDIST_KUBERNETES_NODE"
+"""The machine that Kubernetes has put the pod on (``spec.nodeName``), which a pod is not told otherwise."""
+GRACE = "SAFEDIST_GRACE_SECONDS"
+"""The pod's ``terminationGracePeriodSeconds``, which a pod is not told otherwise. Beside it in the pod template."""
 
 # --- Flyte (flytekit.bin.entrypoint.setup_execution reads the same) ------------------------------------------------
 FLYTE_EXECUTION_ID = "FLYTE_INTERNAL_EXECUTION_ID"
