@@ -56,7 +56,5 @@ GPU_BUSY = Instrument(
 )
 GPU_MEMORY = Instrument("safedist.gpu.memory.usage", "By", "Memory of the GPU that is in use.", label="gpu")
 
-TABLE = (
-    *(RESTARTS, LOSSES, STAGING, INPUT_FILES, INPUT_BYTES, RENDEZVOUS),
-    *(STEP, STEPS, STALLED, MEMORY, GPU_BUSY, GPU_MEMORY),
-)
+TABLE = tuple(each for each in list(globals().values()) if isinstance(each, Instrument))
+"""All of them, in this order."""
