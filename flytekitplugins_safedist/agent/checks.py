@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from ..config.options import Preflight
 from ..coordinator.books import Round
-from ..coordinator.coordinator import Fitness
 from ..fs.identity import Identity
 from ..preflight import probe
-from ..preflight.judge import NodeReport, Trouble, judge
+from ..preflight.judge import Judged, NodeReport, Trouble, judge
 from ..rank.backends.torch import TorchBackend
 from ..store.patience import in_thread
 from ..texts import named
@@ -110,10 +109,10 @@ def _unfit(why: str) -> NodeReport:
     return NodeReport(troubles=(Trouble("Checks", is_broken=True, text=f"its checks {why}"),))
 
 
-def judge_reports(preflight: Preflight | None, reports: Mapping[int, str], names: Mapping[int, str]) -> Fitness:
+def judge_reports(preflight: Preflight | None, reports: Mapping[int, str], names: Mapping[int, str]) -> Judged:
     """Judges the reports of all nodes, as the task's settings say."""
     if preflight is None:
-        return Fitness("", "")
+        return Judged("", "")
     read = {rank: NodeReport.from_dict(json.loads(report)) for rank, report in reports.items()}
     judged = judge(read, names, preflight.slow)
-    return Fitness(judged.text, judged.code if preflight.action == "fail" else "")
+    return judged if preflight.action == "fail" else replace(judged, code="")

@@ -9,14 +9,13 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ..coordinator import ports
 from ..coordinator.books import Cause
-from ..coordinator.coordinator import Fitness
+from ..coordinator.coordinator import JudgeReports
 from ..coordinator.messages import Status
 from ..coordinator.rules import Rules
 from ..coordinator.server import SHUTDOWN_SECONDS, Inbox, Server, SignStore
@@ -59,7 +58,7 @@ class Membership:
         place: Topology,
         store: SignStore,
         *,
-        judge_reports: Callable[..., Fitness] | None = None,
+        judge_reports: JudgeReports | None = None,
         local: Path | None = None,
         cannot: Cause | None = None,
     ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ..preflight.judge import Judged
 from .books import NO_ROUND, Books, Loss, Outcome, Round, Verdict, is_suspect, judge
 from .inquiry import Inquiry
 from .messages import Course, HangNotice, Status, Want
@@ -28,15 +29,7 @@ _NAMES = 16
 """Nodes that are named in a line; the rest are counted."""
 
 
-@dataclass(frozen=True)
-class Fitness:
-    """What the checks of all nodes come to: a text for the log or the error, and the error's code; "" where all fit."""
-
-    text: str
-    code: str
-
-
-JudgeReports = Callable[[Mapping[int, str], Mapping[int, str]], Fitness]
+JudgeReports = Callable[[Mapping[int, str], Mapping[int, str]], Judged]
 """From the nodes' reports and names, by node_rank."""
 
 
@@ -542,7 +535,7 @@ class Coordinator:
         members = {rank: seat.status for rank, seat in sorted(seats.items()) if seat is not None}
         reports = {rank: status.report for rank, status in members.items() if status.report}
         names = {rank: f"{status.name} ({status.where})" for rank, status in members.items()}
-        fitness = self._judge_reports(reports, names) if self._judge_reports is not None else Fitness("", "")
+        fitness = self._judge_reports(reports, names) if self._judge_reports is not None else Judged("", "")
         if fitness.code:
             self.verdict = Verdict("unfit", fitness.text, self.books.round, code=fitness.code)
             return

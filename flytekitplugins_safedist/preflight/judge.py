@@ -57,7 +57,7 @@ class NodeReport(DataClassDictMixin):
 
 @dataclass(frozen=True)
 class Judged:
-    """What it comes to.
+    """What the checks of all nodes come to.
 
     Attributes:
         text: for the log, or the error.

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from flytekitplugins_safedist.agent import actions as act
 from flytekitplugins_safedist.agent.policy import UNDECIDED, NodePolicy
 from flytekitplugins_safedist.coordinator.books import NO_ROUND, Cause, Memory, Round, Verdict
-from flytekitplugins_safedist.coordinator.coordinator import Coordinator, Fitness
+from flytekitplugins_safedist.coordinator.coordinator import Coordinator
 from flytekitplugins_safedist.coordinator.messages import Floor, HangNotice, Offer, Status, Want
 from flytekitplugins_safedist.coordinator.rules import Rules
 from flytekitplugins_safedist.coordinator.sign import Sign, StoreLook
+from flytekitplugins_safedist.preflight.judge import Judged
 
 TICK = 0.5
 """Seconds between two times that a process looks at the clock."""
@@ -699,9 +700,9 @@ class World:
 
             self.soon(takes, pod, has_saved)
 
-    def judge_reports(self, reports: dict[int, str], names: dict[int, str]) -> Fitness:
+    def judge_reports(self, reports: dict[int, str], names: dict[int, str]) -> Judged:
         unfit = [names[rank] for rank, report in reports.items() if report != "fit"]
-        return Fitness(f"not fit: {unfit}" if unfit else "all is well", "SYSTEM:Preflight" if unfit else "")
+        return Judged(f"not fit: {unfit}" if unfit else "all is well", "SYSTEM:Preflight" if unfit else "")
 
     def picture(self, pod: Pod, look: int) -> None:
         """A picture is put where the coordinator is, and then the status says so."""

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from flytekitplugins_safedist.coordinator.books import Cause, Outcome
-from flytekitplugins_safedist.coordinator.coordinator import Coordinator, Fitness
+from flytekitplugins_safedist.coordinator.coordinator import Coordinator
 from flytekitplugins_safedist.coordinator.messages import Floor, Offer, Status, Want
 from flytekitplugins_safedist.coordinator.rules import Rules
 from flytekitplugins_safedist.coordinator.sign import Sign, StoreLook
+from flytekitplugins_safedist.preflight.judge import Judged
 
 FIXED = Rules("job", 3, 3, max_restarts=2, max_replacements=4, heartbeat=20)
 RANGE = Rules("job", 2, 4, is_fixed=False, max_restarts=2, max_replacements=4, heartbeat=20, last_call=10)
@@ -165,10 +166,10 @@ class Job:
         return self.wants[process].leave
 
 
-def judge_reports(reports: dict[int, str], names: dict[int, str]) -> Fitness:
+def judge_reports(reports: dict[int, str], names: dict[int, str]) -> Judged:
     """What checks come to: whoever does not report that it is fit is not."""
     unfit = [names[rank] for rank, report in reports.items() if report != "fit"]
-    return Fitness(f"not fit: {', '.join(unfit)}" if unfit else "all is well", "SYSTEM:PreflightGpu" if unfit else "")
+    return Judged(f"not fit: {', '.join(unfit)}" if unfit else "all is well", "SYSTEM:PreflightGpu" if unfit else "")
 
 
 def begun(rules: Rules = FIXED, processes: Iterable[str] = "abc", **facts: Any) -> Job:
