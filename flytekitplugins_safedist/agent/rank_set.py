@@ -165,11 +165,10 @@ class Ranks:
             until=time.monotonic() if outcome is None else outcome.time_ns / 1e9 + boot,
             profile=member.order.files.profile,
             decks=partial(literals.read_decks, member.order.files.decks),
-            steps=page.steps.told[0],
-            step=page.steps.step,
+            steps=page.steps,
             steps_to_come=page.steps_to_come,
             resident=memory.resident(member.pid) if runs and page.begun else None,
-            debugged=lambda: page.debugged,
+            debugs=lambda: page.debugs,
         )
 
     @property

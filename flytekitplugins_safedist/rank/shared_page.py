@@ -167,7 +167,6 @@ class AgentPage(_Page):
         asked: how often the rank has asked for a save.
         left: whether the rank has come back from the task's function, and has left what it returned.
         debugs: whether a person is asked in the rank's debugger: no deadline of the agent's counts then.
-        debugged: grows when a person begins to be asked there, and when that ends.
         runs_script: whether the rank runs a script, whose end with status 0 is its success, however it comes to that.
         steps_to_come: how many steps the rank will have ended in all, as it says; 0 where it does not.
     """
@@ -178,7 +177,6 @@ class AgentPage(_Page):
     asked = _Told(_ASKED, int)
     left = _Told(_LEFT, bool)
     debugs = _Told(_DEBUGS, lambda changes: bool(changes & 1))
-    debugged = _Told(_DEBUGS, int)
     runs_script = _Told(_SCRIPT, bool)
     steps_to_come = _Told(_OF, int)
 

@@ -29,12 +29,11 @@ class Line:
     """The line.
 
     Args:
-        taken: a number that grows when somebody else takes the terminal, who clears the line, and when that ends: it
-            is odd meanwhile.
+        taken: whether somebody else has the terminal now, who clears the line first.
     """
 
-    def __init__(self, taken: Callable[[], int]) -> None:
-        self._taken, self._taken_before = taken, 0
+    def __init__(self, taken: Callable[[], bool]) -> None:
+        self._taken = taken
         self._lock = threading.RLock()
         self._stream = sys.stderr
         self._is_drawn = self._is_within = False
@@ -52,8 +51,7 @@ class Line:
     def draw(self, text: str) -> None:
         """Show a text in the place of the one before, as much of it as the terminal is wide."""
         with self._lock:
-            self._taken_before = self._taken()
-            if self._is_within or self._taken_before & 1:
+            if self._is_within or self._taken():
                 return
             self._stream.write(GONE + text[: shutil.get_terminal_size().columns - 1])
             self._stream.flush()
@@ -69,7 +67,7 @@ class Line:
             return written
 
     def _clear(self) -> None:
-        if self._is_drawn and self._taken() <= self._taken_before:  # less: a new round's ranks
+        if self._is_drawn and not self._taken():
             self._stream.write(GONE)
             self._stream.flush()
         self._is_drawn = False

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ..config.options import Metrics
 from ..errors import FsTimeoutError
 from ..fs.store import bounded
 from ..hangs.gpus import GpuUse
+from ..hangs.waits import Steps
 from ..log import PREFIX
 from ..scrub import scrubber
 from ..store.errors import one_line
@@ -65,9 +66,9 @@ class RankView:
         until: when it ended, or now, by the monotonic clock.
         profile: file that it leaves what torch.profiler saw in.
         decks: says name and HTML of those that it has left so far.
-        steps, step, steps_to_come: how many it has told, which one it is in, -1 for none, and how many there are.
+        steps, steps_to_come: how far it is, and how many there are, where it says so.
         resident: bytes of memory that its process holds; None where there is none.
-        debugged: says now how often a person has begun to be asked in its debugger, and how often that has ended.
+        debugs: says whether a person is asked in its debugger now.
     """
 
     rank: int
@@ -75,11 +76,10 @@ class RankView:
     how: str
     until: float
     profile: Path
-    steps: int = 0
-    step: int = -1
+    steps: Steps = field(default_factory=Steps)
     steps_to_come: int = 0
     resident: int | None = None
-    debugged: Callable[[], int] = int
+    debugs: Callable[[], bool] = bool
     decks: Callable[[], Sequence[Mapping[str, str]]] = tuple
 
 
@@ -173,7 +173,7 @@ class RunRecord:
         self._held = ExitStack()
         exporters.begin(run.metrics, lambda: self._values, run.labels, self._held, logger.warning)
         if run.is_local and on_terminal(run.terminal):
-            self._line = Line(lambda: sum(view.debugged() for view in self._views))
+            self._line = Line(lambda: any(view.debugs() for view in self._views))
             self._held.enter_context(self._line.shown())
 
     def _phase(self, name: str, since: float, seconds: float) -> None:
@@ -267,7 +267,7 @@ class RunRecord:
     def _see(self, views: Sequence[RankView]) -> None:
         now, self._views = time.monotonic(), views or self._views  # who has the terminal is asked after the round, too
         for view in views:
-            self._paces[view.rank].see(view.steps, layout.stall_seconds(view.memory, view.until), now)
+            self._paces[view.rank].see(view.steps.told[0], layout.stall_seconds(view.memory, view.until), now)
         gpus, self._node.inputs = self._run.gpus(), self._run.inputs()
         for gpu in gpus:
             if gpu.busy is not None and gpu.memory is not None:
@@ -286,7 +286,7 @@ class RunRecord:
         running = [view for view in views if view.resident is not None]
         paces = {rank: pace for rank, pace in self._paces.items() if pace.steps}
         by_number: dict[Instrument, Mapping[int, float]] = {
-            instruments.STEP: {view.rank: view.step for view in running if view.step >= 0},
+            instruments.STEP: {view.rank: view.steps.step for view in running if view.steps.step >= 0},
             instruments.STEPS: {rank: pace.steps for rank, pace in paces.items()},
             instruments.STALLED: {rank: pace.stalled for rank, pace in paces.items()},
             instruments.MEMORY: {view.rank: view.resident or 0 for view in running},
@@ -306,9 +306,10 @@ class RunRecord:
         }
 
     def _status(self, views: Sequence[RankView], now: float) -> str:
-        behind, latest = min(views, key=lambda view: view.step), self._node.rounds[-1]
+        behind, latest = min(views, key=lambda view: view.steps.step), self._node.rounds[-1]
         where = f"{PREFIX}{len(views)} rank(s), round {latest.round}: "
-        return where + status(behind.step, behind.steps_to_come, self._paces[behind.rank].rate, now - latest.since)
+        rate, lasted = self._paces[behind.rank].rate, now - latest.since
+        return where + status(behind.steps.step, behind.steps_to_come, rate, lasted)
 
     def _tell(self, node: NodeSummary) -> None:
         if not self._hosts():
