@@ -198,23 +198,16 @@ class _Reading:
 
 def ask(path: Path, what: str, seconds: float) -> bytes | None:
     """The answer of a rank's torch; None where there is none: it is not imported there, or the process is stopped."""
-    connection = _Connection("rank", timeout=seconds)
-    connection.path = path
+    connection = http.client.HTTPConnection("rank")
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(seconds)
+        connection.sock.connect(str(path))
         connection.request("POST", f"/handler/{what}", headers={"Content-Length": "0"})
         answer = connection.getresponse()
         if answer.status == http.client.OK:
             return answer.read()
     return None
-
-
-class _Connection(http.client.HTTPConnection):
-    path: Path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self.path))
 
 
 def _read(rank: int, path: Path, names: Names) -> RankRecord | None:

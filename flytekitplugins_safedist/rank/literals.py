@@ -132,8 +132,7 @@ def write_outputs(entity: Any, inputs: dict[str, Any], returned: Any, files: Ran
         with _costing_no_outputs():
             flytekit_inside.write_decks(task, inputs, native, upload_ctx)
     files.result.unlink(missing_ok=True)  # the room that was kept
-    with _costing_no_outputs():
-        leave_decks(ctx.user_space_params, files.decks)
+    publish_decks(ctx.user_space_params, files.decks)
     _write_types(task.interface.outputs, files.types)
     write_literals(literals, files.result)
 

@@ -228,10 +228,6 @@ class RankOutcome(Record):
             record = replace(record, log_tail=record.log_tail[len(record.log_tail) // 2 + 1 :])
         return record
 
-    def as_told(self, limit: int = TEXT_BYTES) -> RankOutcome:
-        """The same record, cut to what travels: in other messages' JSON it has at most ``limit`` bytes."""
-        return self.fitting(limit, lambda record: json.dumps(record.to_json(), ensure_ascii=False))
-
     def to_json(self) -> str:
         """The record as one line of JSON, in as few bytes as its texts allow: there is a limit."""
         return json.dumps(self.to_dict(), ensure_ascii=False)
@@ -256,8 +252,4 @@ def root_cause(outcomes: Iterable[RankOutcome]) -> RankOutcome | None:
     wins, by nanoseconds, and then the lowest rank.
     """
     failed = [outcome for outcome in outcomes if outcome.failed]
-    return min(failed, key=_order, default=None)
-
-
-def _order(outcome: RankOutcome) -> tuple[int, int, int]:
-    return (outcome.echo, outcome.time_ns, outcome.rank)
+    return min(failed, key=lambda outcome: (outcome.echo, outcome.time_ns, outcome.rank), default=None)
