@@ -166,19 +166,13 @@ def woken(pid: int) -> int:
 def wakes(pid: int, number: int) -> int:
     """How often the thread of a process that takes a signal has been woken; the least, where there are several."""
     counts = []
-    for thread in _threads(pid):
-        text = _text(thread / "status")
-        found = re.search(r"^SigBlk:\s*([0-9a-f]+).*^voluntary_ctxt_switches:\s*(\d+)", text, re.M | re.S)
-        if found is not None and not int(found[1], 16) >> (number - 1) & 1:
-            counts.append(int(found[2]))
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in (_PROC / str(pid) / "task").iterdir():
+            text = _text(thread / "status")
+            found = re.search(r"^SigBlk:\s*([0-9a-f]+).*^voluntary_ctxt_switches:\s*(\d+)", text, re.M | re.S)
+            if found is not None and not int(found[1], 16) >> (number - 1) & 1:
+                counts.append(int(found[2]))
     return min(counts, default=0)
-
-
-def _threads(pid: int) -> list[Path]:
-    try:
-        return list((_PROC / str(pid) / "task").iterdir())
-    except OSError:  # it has ended
-        return []
 
 
 def holding(pattern: str) -> dict[Path, int]:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from statistics import fmean
 
 from ..texts import cut, human
 from . import findings, pictures
 from .findings import Findings, shown_seconds
 from .pictures import Bar, table
-from .summary import GpuSummary, RankSummary, percentile
+from .summary import RankSummary, percentile
 
 LIMIT = 300_000
 """Bytes of the page, at most."""
@@ -227,25 +228,17 @@ def _memory(ranks: Sequence[RankSummary]) -> str:
 def _gpus(found: Findings, most: int) -> str:
     """Of each GPU how it was used; of very many those that were used least."""
     tracks = [(node.node, gpu) for node in found.nodes for gpu in node.gpus if gpu.busy]
-    tracks = sorted(tracks, key=lambda each: _mean(each[1]))[:most]
+    tracks = sorted(tracks, key=lambda each: fmean(each[1].busy))[:most]
     if not tracks:
         return ""
     tracks.sort(key=lambda each: (each[0], each[1].index))
-    rows = [
-        (node, gpu.index, gpu.uuid, f"{_mean(gpu):.0f}%", _of(max(gpu.memory), gpu.total), gpu.slowed)
-        for node, gpu in tracks
-    ]
+    rows = []
+    for node, gpu in tracks:
+        memory = f"{max(gpu.memory) / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB"
+        rows.append((node, gpu.index, gpu.uuid, f"{fmean(gpu.busy):.0f}%", memory, gpu.slowed))
     picture = pictures.gpus(found, {f"{node}: GPU {gpu.index}": gpu for node, gpu in tracks})
     more = pictures.legend({"low": "busy for a third", "mid": "two thirds", "high": "all the time"})
     return _figure("GPUs", picture, more, table("node|GPU|id|busy|most memory|slowed for", rows))
-
-
-def _mean(gpu: GpuSummary) -> float:
-    return sum(gpu.busy) / len(gpu.busy)
-
-
-def _of(memory: int, total: int) -> str:
-    return f"{memory / 2**30:.1f} of {total / 2**30:.1f} GiB"
 
 
 def _nodes(found: Findings) -> str:

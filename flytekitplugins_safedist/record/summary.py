@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from mashumaro.mixins.dict import DataClassDictMixin
@@ -152,9 +153,7 @@ class GpuSummary(DataClassDictMixin):
     def note(self, busy: int, memory: int, now: float) -> None:
         """How it is used now. Slices in which nobody has looked are as this one."""
         while now - self.since >= SLICES * self.every:
-            self.busy = [
-                sum(self.busy[at : at + 2]) / len(self.busy[at : at + 2]) for at in range(0, len(self.busy), 2)
-            ]
+            self.busy = [fmean(self.busy[at : at + 2]) for at in range(0, len(self.busy), 2)]
             self.memory = [max(self.memory[at : at + 2]) for at in range(0, len(self.memory), 2)]
             self.every *= 2
         new = int((now - self.since) / self.every) + 1 - len(self.busy)
