@@ -34,6 +34,9 @@ TORCHS_OWN = re.compile("(torch|sympy|triton)==|cuda-|nvidia-(?!ml-py)")
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
 SMOKE_TESTS = (
     "tests/unit/test_import.py",
+    "tests/contracts/golden/test_golden.py",
+    "tests/contracts/cli/test_real_clis.py",
+    "tests/unit/plugin/test_overrides.py",
     "tests/agents/test_replica_outlives_group.py",
     "tests/agents/test_failures.py::test_failing_ranks_restart_together_with_fresh_scratch_and_a_new_round",
     "tests/agents/test_failures.py::test_horovod_meets_again_after_a_restart",

@@ -24,6 +24,14 @@ def knows_labels() -> bool:
     return "labels" in TaskMetadata.__dataclass_fields__
 
 
+def sends_pod_templates_of_mapped_tasks() -> bool:
+    """Whether a call's pod template reaches the cluster where a task is mapped: flytekit before 1.16.22 leaves it out
+    without a word (flyte#7076)."""
+    from flytekit.tools import translator
+
+    return "_pod_template" in translator.get_serializable_array_node_map_task.__code__.co_names
+
+
 def draw_names_anew() -> None:
     """In a process that was forked: let flytekit name what it uploads otherwise than this process's brothers do.
 

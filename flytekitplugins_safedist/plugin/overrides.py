@@ -15,6 +15,7 @@ from typing import Any
 
 from flytekit.loggers import logger
 
+from ..compat import flytekit as flytekit_inside
 from ..config.arguments import TaskArguments
 from ..config.effective import countable, of_container, of_resources, sendable
 from ..config.hints import hints_of_template
@@ -47,7 +48,8 @@ def guarded(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(node, *args, **kwargs)
         overrides = {**dict(zip(names[1:], args, strict=False)), **kwargs}
         call = _together(vars(node).get(_CALL, {}), overrides)
-        pods = _pods(task, call, overrides, names)
+        dropped = list(_dropped(node, overrides, names))
+        pods = _pods(task, call, overrides, dropped)
         stock(node, **{**{name: value for name, value in overrides.items() if name not in _RESOURCES}, **pods})
         vars(node)[_CALL] = call
         return node
@@ -62,14 +64,16 @@ def _together(before: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
     return {**{name: value for name, value in before.items() if name not in other}, **new}
 
 
-def _pods(task: SerializesToKubeflow, call: Mapping[str, Any], overrides: Mapping[str, Any], names: list[str]) -> Any:
+def _pods(
+    task: SerializesToKubeflow, call: Mapping[str, Any], overrides: Mapping[str, Any], dropped: list[Problem]
+) -> Any:
     """What flytekit is to be told of a call's pods.
 
     Args:
         task: that is called.
         call: what this call and those before it say of pods.
         overrides: all that this one says.
-        names: of the arguments that ``with_overrides`` has.
+        dropped: what flytekit would drop of that.
 
     Raises:
         ConfigError: everything that is wrong, at once.
@@ -78,7 +82,7 @@ def _pods(task: SerializesToKubeflow, call: Mapping[str, Any], overrides: Mappin
     pods = {name: call[name] for name in _PODS if name in call}
     arguments = replace(task.arguments, **{"shared_memory": task.arguments.dev_shm() or None, **pods})
     planned, problems = plan(task.plan.config, arguments, task.plan, resources)
-    problems += _without_effect(task, overrides, names)
+    problems += [*_without_effect(task, overrides), *dropped]
     fixed = [role.name for role in task.plan.roles if countable(of_resources("", role.written))]
     if planned is not None and fixed and "pod_template" in pods:
         for field, value in list(sendable(countable(of_container(arguments.primary_container()))).values())[:1]:
@@ -99,7 +103,18 @@ def _pods(task: SerializesToKubeflow, call: Mapping[str, Any], overrides: Mappin
     return {**pods, **(as_flytekits(amounts) if countable(amounts) else {})}
 
 
-def _without_effect(task: SerializesToKubeflow, overrides: Mapping[str, Any], names: list[str]) -> Iterator[Problem]:
+def _dropped(node: Any, overrides: Mapping[str, Any], names: list[str]) -> Iterator[Problem]:
+    """What flytekit drops without a word; ``names`` are those of the arguments that ``with_overrides`` has."""
+    for name in overrides:
+        if name not in names and not name.startswith("cache_"):
+            yield Problem(name, "set", "is no argument of with_overrides, which drops it", "leave it out")
+    is_mapped = node.flyte_entity is not node.run_entity
+    if is_mapped and overrides.get("pod_template") and not flytekit_inside.sends_pod_templates_of_mapped_tasks():
+        reason = "of a mapped task is not sent by this flytekit"
+        yield Problem("pod_template", "set", reason, "upgrade flytekit to 1.16.22 or later, or set it in @task")
+
+
+def _without_effect(task: SerializesToKubeflow, overrides: Mapping[str, Any]) -> Iterator[Problem]:
     if overrides.get("task_config") is not None:  # a node's overrides hold none (core.TaskNodeOverrides)
         reason = "never reaches the cluster, where the task would run with the config that it is registered with"
         repair = "define a second task, with that config, that calls the same code"
@@ -107,9 +122,6 @@ def _without_effect(task: SerializesToKubeflow, overrides: Mapping[str, Any], na
     if overrides.get("shared_memory") is False and task.arguments.dev_shm():
         reason = f"does not take away the task's {SHARED_MEMORY_MOUNT}: flytekit sends nothing of it"
         yield Problem("shared_memory", "False", reason, "give a size, or define a second task")
-    for name in overrides:
-        if name not in names and not name.startswith("cache_"):
-            yield Problem(name, "set", "is no argument of with_overrides, which drops it", "leave it out")
 
 
 def _hints(plan: Plan, overrides: Mapping[str, Any], fixed: list[str]) -> Iterator[str]:

@@ -15,12 +15,14 @@ from flytekit.core.node_creation import create_node
 from flytekit.core.pod_template import PodTemplate
 from flytekit.core.workflow import ImperativeWorkflow
 from flytekit.extras.accelerators import A100
+from flytekit.tools import translator
 from flytekit.tools.translator import get_serializable
 from flytekitplugins import kfpytorch
 from google.protobuf.json_format import MessageToDict
 from kubernetes.client import V1Container, V1PodSpec, V1ResourceRequirements, V1Volume, V1VolumeMount
 
 from flytekitplugins_safedist import SafeTorch
+from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.task import SafeTask
 from tests.harness.flyte import SETTINGS
@@ -265,6 +267,8 @@ def test_every_kind_of_node_is_guarded(node: Callable[..., Any]) -> None:
 
     with pytest.raises(ConfigError, match="never reaches the cluster"):
         node(task, task_config=SafeTorch(nnodes=4))()
+    if node is mapped and not flytekit_inside.sends_pod_templates_of_mapped_tasks():
+        return  # the next test is of that
     overrides = sent(node(task, requests=Resources(gpu="2"), pod_template=efa_template()))
 
     assert overrides["resources"]["limits"] == [{"name": "GPU", "value": "2"}]
@@ -275,6 +279,19 @@ def test_every_kind_of_node_is_guarded(node: Callable[..., Any]) -> None:
     assert "SAFEDIST_GRACE_SECONDS" in {one["name"] for one in primary["env"]}
     assert primary["args"][:2] == ["safedist-execute", "--additional-distribution"]
     assert primary["args"][5:7] == ["--", "pyflyte-map-execute" if node is mapped else "pyflyte-execute"]
+
+
+def test_of_a_mapped_task_a_pod_template_that_this_flytekit_would_drop_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """flytekit before 1.16.22, whose translator never looks at it."""
+    monkeypatch.setattr(translator, "get_serializable_array_node_map_task", lambda *_: None)
+    task = make(SafeTorch(), requests=GPU8, limits=GPU8)
+
+    with pytest.raises(ConfigError, match="pod_template='set' of a mapped task is not sent by this flytekit"):
+        mapped(task, pod_template=efa_template())()
+    mapped(task, requests=Resources(gpu="2")).compile()
+    by_create_node(task, pod_template=efa_template()).compile()
 
 
 def test_the_nodes_of_other_tasks_are_left_to_flytekit() -> None:
