@@ -217,13 +217,22 @@ def load(source: TaskSource) -> Any:
     """The task, or the task that maps it. What importing the user's module raises comes through as it is.
 
     Raises:
-        PayloadError: it is not where it was in the agent.
+        PayloadError: it is not where it was in the agent, or something else is there.
     """
     _LOADING.value = source
     try:
-        return _loaded(source)
+        entity = _loaded(source)
     finally:
         _LOADING.value = None
+    if not hasattr(entity, "python_interface"):
+        raise PayloadError(
+            "what a rank finds under the task's name is not the task",
+            where={"module": source.shown, "task": source.name},
+            seen=f"a {type(entity).__name__}",
+            hint="make @task(task_config=...) the outermost decorator, or give the task the name of its function: "
+            "NAME = task(task_config=...)(NAME)",
+        )
+    return entity
 
 
 def _loaded(source: TaskSource) -> Any:

@@ -120,6 +120,17 @@ def test_a_module_that_lacks_the_task_when_a_rank_imports_it_is_a_clear_error(
     )
 
 
+def test_what_has_the_tasks_name_and_is_none_is_a_clear_error() -> None:
+    """Of ``made = task(task_config=...)(body)`` flytekit writes the function's name into a pod's command."""
+    source = source_by(FLYTEKITS, ["task-module", __name__, "task-name", "body"], mapped=False)
+    with pytest.raises(PayloadError, match=r"is not the task .*task=body\] \(seen: a function\)\. Fix: make @task"):
+        load(source)
+
+
+def body(lr: float, epochs: int) -> float:
+    return lr * epochs
+
+
 def test_what_the_users_module_raises_on_import_comes_through_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
