@@ -161,6 +161,10 @@ def _template(arguments: TaskArguments, nodes: int) -> Iterator[Problem]:
         for name in sorted({name for name in names if names.count(name) > 1}):
             reason = f"is there twice in the container {container.name}"
             yield Problem("pod_template env", name, reason, "keep one: the API server refuses a job with two")
+    for container in getattr(template.pod_spec, "init_containers", None) or ():
+        if container.image is not None and not is_text(container.image):
+            reason = "has an image that is no text: flytekit builds an ImageSpec for containers alone"
+            yield Problem("pod_template init container", container.name, reason, "write the image's name")
     for volume in getattr(template.pod_spec, "volumes", None) or ():
         if volume.name == SCRATCH_VOLUME:
             reason = "is the name of a volume that safedist adds"

@@ -11,7 +11,7 @@ v1.16.8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flyteidl.plugins.kubeflow import common_pb2, pytorch_pb2
@@ -49,8 +49,13 @@ def command(args: Sequence[str]) -> list[str]:
     return [ENTRYPOINT, "--", *args]
 
 
-def custom(plan: Plan) -> dict[str, Any] | None:
-    """The backend plugin's message as a dict, or None for an ordinary pod."""
+def custom(plan: Plan, image_of: Callable[[str], str]) -> dict[str, Any] | None:
+    """The backend plugin's message as a dict, or None for an ordinary pod.
+
+    Args:
+        plan: of the task.
+        image_of: the image's name, of a role's as it is written (``{{.image.default.fqn}}:...``).
+    """
     if plan.max_nodes == 1:
         return None
     elastic = pytorch_pb2.ElasticConfig(
@@ -63,19 +68,20 @@ def custom(plan: Plan) -> dict[str, Any] | None:
     job = pytorch_pb2.DistributedPyTorchTrainingTask(
         run_policy=_run_policy(plan),
         elastic_config=None if plan.min_nodes == plan.max_nodes else elastic,
-        **{f"{role.name}_replicas": _replica(role, plan) for role in plan.roles},
+        **{f"{role.name}_replicas": _replica(role, plan, image_of) for role in plan.roles},
     )
     return dict(MessageToDict(job))
 
 
-def _replica(role: Role, plan: Plan) -> Any:
+def _replica(role: Role, plan: Plan, image_of: Callable[[str], str]) -> Any:
     """A role; without resources where it names none of its own."""
     resources = None
     if countable(of_resources("", role.written)):
         resources = convert_resources_to_resource_model(**as_flytekits(plan.resources[role.name])).to_flyte_idl()
+    image = getattr(role.written, "image", None)
     return pytorch_pb2.DistributedPyTorchTrainingReplicaSpec(
         replicas=role.replicas,
-        image=getattr(role.written, "image", None),
+        image=image and image_of(image),
         restart_policy=common_pb2.RestartPolicy.Value(f"RESTART_POLICY_{role.restart_policy}"),
         resources=resources,
     )

@@ -21,6 +21,7 @@ from ..config.effective import countable, of_container, of_resources, sendable
 from ..config.hints import hints_of_template
 from ..config.options import SHARED_MEMORY_MOUNT
 from ..config.plan import Plan, plan
+from ..config.typed import is_text
 from ..errors import ConfigError, Problem
 from .jobspec import as_flytekits
 from .serialization import SerializesToKubeflow
@@ -104,10 +105,15 @@ def _pods(
 
 
 def _dropped(node: Any, overrides: Mapping[str, Any], names: list[str]) -> Iterator[Problem]:
-    """What flytekit drops without a word; ``names`` are those of the arguments that ``with_overrides`` has."""
+    """What flytekit drops without a word, or sends as nobody can read it; ``names`` are those of the arguments that
+    ``with_overrides`` has."""
     for name in overrides:
         if name not in names and not name.startswith("cache_"):
             yield Problem(name, "set", "is no argument of with_overrides, which drops it", "leave it out")
+    image = overrides.get("container_image")
+    if image is not None and (not is_text(image) or "{{" in image):
+        reason = "is sent as it is: flytekit builds no ImageSpec there, and fills in no {{.image...}}"
+        yield Problem("container_image", image if is_text(image) else type(image).__name__, reason, "write the name")
     is_mapped = node.flyte_entity is not node.run_entity
     if is_mapped and overrides.get("pod_template") and not flytekit_inside.sends_pod_templates_of_mapped_tasks():
         reason = "of a mapped task is not sent by this flytekit"

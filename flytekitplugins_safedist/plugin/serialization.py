@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from flytekit.configuration import SerializationSettings
+from flytekit.core.python_auto_container import get_registerable_container_image
 from flytekit.core.python_function_task import PythonFunctionTask
 from flytekit.deck import DeckField
 from flytekit.loggers import logger
@@ -104,7 +106,8 @@ class SerializesToKubeflow(PythonFunctionTask[SafeDistributed]):  # type: ignore
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
         """The backend plugin's message."""
-        return custom(self._registered_plan(settings))
+        image_of = partial(get_registerable_container_image, cfg=settings.image_config)
+        return custom(self._registered_plan(settings), image_of)
 
     def get_extended_resources(self, settings: SerializationSettings) -> Any:
         """Accelerator and shared memory: the task's own, or as much as its config asks for."""

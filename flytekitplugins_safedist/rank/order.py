@@ -95,6 +95,7 @@ class FlyteSnapshot:
     Attributes:
         mode: name of ``ExecutionState.Mode``.
         raw_output_prefix: where offloaded data (files, data frames) go.
+        users_raw_output_prefix: the same, as ``current_context()`` has it: with no ``/`` at its end in a pod.
         output_metadata_prefix: where ``outputs.pb`` goes.
         execution_id: project, domain and name of the workflow execution.
         task_id: project, domain, name and version of the task.
@@ -107,6 +108,7 @@ class FlyteSnapshot:
 
     mode: str
     raw_output_prefix: str
+    users_raw_output_prefix: str | None
     output_metadata_prefix: str | None
     execution_id: tuple[str, str, str]
     task_id: tuple[str, str, str, str]

@@ -44,6 +44,7 @@ def take() -> FlyteSnapshot:
     return FlyteSnapshot(
         mode=(ctx.execution_state.mode or ExecutionState.Mode.LOCAL_TASK_EXECUTION).name,
         raw_output_prefix=ctx.file_access.raw_output_prefix,
+        users_raw_output_prefix=params.raw_output_prefix,
         output_metadata_prefix=params.output_metadata_prefix,
         execution_id=(execution.project, execution.domain, execution.name),
         task_id=(task.project, task.domain, task.name, task.version),
@@ -137,7 +138,7 @@ def _parameters(snapshot: FlyteSnapshot, sandbox: Path, checkpoint: Any) -> Any:
         stats=stats,
         logging=user_space_logger,
         tmp_dir=str(working),
-        raw_output_prefix=snapshot.raw_output_prefix,
+        raw_output_prefix=snapshot.users_raw_output_prefix,
         output_metadata_prefix=snapshot.output_metadata_prefix,
         checkpoint=checkpoint,
         task_id=identifier.Identifier(identifier.ResourceType.TASK, *snapshot.task_id),

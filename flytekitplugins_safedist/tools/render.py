@@ -249,7 +249,7 @@ def summary(task: Any, template: Any) -> list[str]:
     pods = {role.name: role.replicas for role in plan.roles} or {"pod": 1}
     gpus = sum(pods[name] * gpus_of(amounts)[0] for name, amounts in plan.resources.items())
     ranks = dict.fromkeys(nodes * plan.nproc_per_node for nodes in (plan.min_nodes, plan.max_nodes))
-    own = {role.name: getattr(role.written, "image", None) or image for role in plan.roles}
+    own = {role.name: dict(template.custom[f"{role.name}Replicas"]).get("image") or image for role in plan.roles}
     images = [f"{each} ({name})" for name, each in own.items()] if len(set(own.values())) > 1 else [image]
     roles = ", ".join(f"{role.replicas} {role.name}" for role in plan.roles)
     cluster = template.metadata.pod_template_name

@@ -137,7 +137,7 @@ CASES: dict[str, Case] = {
                 nnodes=2,
                 nproc_per_node=1,
                 master=PT.Master(image="registry.example/master:1"),
-                worker=PT.Worker(image="registry.example/worker:1"),
+                worker=PT.Worker(image="{{.image.default.fqn}}:worker"),
             )
         ),
         FAST,

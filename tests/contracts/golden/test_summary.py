@@ -52,7 +52,7 @@ def test_the_summary_of_a_range_has_a_range_of_ranks() -> None:
 def test_per_role_images_are_all_named() -> None:
     images = facts_of(CASES["per-role-images"][0]())["images"]
 
-    assert images == "registry.example/master:1 (master), registry.example/worker:1 (worker)"
+    assert images == "registry.example/master:1 (master), registry.example/train:worker (worker)"
 
 
 def test_a_pod_template_of_the_cluster_is_named() -> None:

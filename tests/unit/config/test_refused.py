@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import pytest
-from flytekit import Resources, Secret, task
+from flytekit import ImageSpec, Resources, Secret, task
 from flytekit.core.pod_template import PodTemplate
 from flytekit.core.python_function_task import PythonFunctionTask
 from flytekit.extras.accelerators import A100, T4, V5E
@@ -255,6 +255,11 @@ REFUSED = [
         "pod_template command=['sh'] is replaced by the task's command (use an init container)",
         SafeTorch(),
         pod_template=template(command=["sh"]),
+    ),
+    case(
+        "pod_template init container='warm' has an image that is no text: flytekit builds an ImageSpec for containers",
+        SafeTorch(),
+        pod_template=with_containers("primary", init_containers=[V1Container(name="warm", image=ImageSpec(name="w"))]),
     ),
     case(
         "pod_template volume='safedist-scratch' is the name of a volume that safedist adds",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from flytekit import Resources, conditional, map_task, workflow
+from flytekit import ImageSpec, Resources, conditional, map_task, workflow
 from flytekit.configuration import FastSerializationSettings
 from flytekit.core.base_task import PythonTask
 from flytekit.core.node_creation import create_node
@@ -149,6 +149,16 @@ REFUSED: dict[str, tuple[SafeTask, dict[str, Any], str]] = {
         make(SafeTorch(nnodes=2, worker=kfpytorch.Worker(requests=Resources(mem="8Gi")))),
         {"pod_template": sidecar_first(resources=V1ResourceRequirements(limits={"cpu": "4"}))},
         "pod_template main limits.cpu='4' does not reach worker, whose own resources win",
+    ),
+    "an ImageSpec": (
+        make(SafeTorch()),
+        {"container_image": ImageSpec(name="train", registry="registry.example")},
+        "container_image='ImageSpec' is sent as it is: flytekit builds no ImageSpec there",
+    ),
+    "a name of an image that nobody fills in": (
+        make(SafeTorch()),
+        {"container_image": "{{.image.default.fqn}}:2"},
+        "container_image='{{.image.default.fqn}}:2' is sent as it is",
     ),
     "what with_overrides does not have": (
         make(SafeTorch()),

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.processes
 
 SNAPSHOT = FlyteSnapshot(
     mode="LOCAL_TASK_EXECUTION",
-    raw_output_prefix="/raw",
+    raw_output_prefix="/raw/",
+    users_raw_output_prefix="/raw",
     output_metadata_prefix=None,
     execution_id=("p", "d", "n"),
     task_id=("proj", "dev", "wf.train", "v7"),
@@ -67,6 +68,7 @@ TEXT = st.text(max_size=10)
             FlyteSnapshot,
             mode=TEXT,
             raw_output_prefix=TEXT,
+            users_raw_output_prefix=st.none() | TEXT,
             output_metadata_prefix=st.none() | TEXT,
             execution_id=st.tuples(TEXT, TEXT, TEXT),
             task_id=st.tuples(TEXT, TEXT, TEXT, TEXT),

@@ -71,6 +71,7 @@ def test_everything_a_rank_needs_is_taken_as_text(snapshot: FlyteSnapshot, tmp_p
     assert snapshot == FlyteSnapshot(
         mode="TASK_EXECUTION",
         raw_output_prefix=f"{tmp_path}/raw/",
+        users_raw_output_prefix=f"{tmp_path}/raw",
         output_metadata_prefix=str(tmp_path / "meta"),
         execution_id=("proj", "dev", "f123"),
         task_id=("proj", "dev", "wf.train", "v7"),
@@ -110,7 +111,7 @@ def test_working_directory_and_sandbox_are_inside_the_ranks_scratch(snapshot: Fl
 def test_large_outputs_go_where_the_agents_would(snapshot: FlyteSnapshot, sandbox: Path, tmp_path: Path) -> None:
     with task_context.entered(snapshot, sandbox) as ctx:
         assert ctx.file_access.raw_output_prefix == f"{tmp_path}/raw/"
-        assert flytekit.current_context().raw_output_prefix == f"{tmp_path}/raw/"
+        assert flytekit.current_context().raw_output_prefix == f"{tmp_path}/raw", "as flytekit has it in a pod"
         source = sandbox / "model"
         source.write_text("weights")
         stored = Path(ctx.file_access.put_raw_data(str(source)))
