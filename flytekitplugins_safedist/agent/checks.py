@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from .. import own
 from ..config.options import Preflight
 from ..coordinator.books import Round
 from ..fs.identity import Identity
-from ..preflight import probe
 from ..preflight.judge import Judged, NodeReport, Trouble, judge
 from ..rank.backends.torch import TorchBackend
 from ..store.patience import in_thread
@@ -29,6 +29,7 @@ CHECKS = -1
 """The number by which the checks before the first rank name their round where ranks meet."""
 
 _END_SECONDS, _LATE_SECONDS = 3.0, 5.0
+_BOOT = "from flytekitplugins_safedist.preflight.probe import main; main()"
 _OF_THE_LIMIT = 0.9
 """For what probes wait for each other: one that waits in vain still ends in time to say so."""
 
@@ -89,7 +90,7 @@ class Checks:
         place = Identity(start.node_rank, start.size, 0, 1, start.node_rank, start.size, start.number, plan.job.number)
         meets = meeting(start, plan, place, TorchBackend(), CHECKS)
         self._process = process = subprocess.Popen(
-            [sys.executable, "-m", probe.__name__, str(plan.scratch.path), str(file), str(until)],
+            [sys.executable, *own.program(_BOOT, str(plan.scratch.path), str(file), str(until))],
             env={**plan.job.ranks_environment, **meets, **plan.job.call.variables},
             cwd=plan.scratch.path,
             stdin=subprocess.PIPE,

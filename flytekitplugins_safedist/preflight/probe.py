@@ -39,7 +39,7 @@ _ANY_PORT = 9  # nothing is sent there
 
 
 def main() -> None:
-    """``python -m``, with a directory to examine, the file to report to, and until when, of the monotonic clock,
+    """A process of its own, with a directory to examine, the file to report to, and until when, of the monotonic clock,
     to wait for the others. Ends when its standard input does: with the agent."""
     threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(1)), daemon=True).start()
     gc.disable()  # looks through torch's modules, which are there to stay: an eighth of its import
@@ -254,7 +254,3 @@ class Peers:
         if peer == 0:
             ended = time.time()
             self.ahead, self.slack = (began + ended) / 2 - theirs, (ended - began) / 2
-
-
-if __name__ == "__main__":
-    main()

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import envvars, log, meeting, stopping
+from .. import envvars, log, meeting, own, stopping
 from ..compat import flytekit as flytekit_inside
 from ..compat import horovod as horovod_inside
 from ..compat import torch as torch_inside
@@ -44,12 +44,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
-_BOOT = (
-    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.argv[1] in sys.path or sys.path.append(sys.argv[1]); "
-    "from flytekitplugins_safedist.rank.main import fresh; fresh(int(sys.argv[2]))"
-)
-"""For ``python -c``: arguments are where this package is, and the rank server's process id. The working directory is
-not on the path before the rank says so."""
+_BOOT = "from flytekitplugins_safedist.rank.main import fresh; fresh(int(sys.argv[1]))"
+"""The argument is the rank server's process id."""
+_PATH = "sys.path[:1] == [''] and sys.path.pop(0); home in sys.path or sys.path.append(home)"
+"""The working directory is not on it before the rank says so."""
 
 
 # --- two ways to be one -----------------------------------------------------------------------------------------------
@@ -100,8 +98,8 @@ def start_fresh(job: JobOrder, order: RankOrder) -> int:
 
 
 def _command(server: int) -> list[str]:
-    own: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *own, "-c", _BOOT, str(Path(__file__).parents[2]), str(server)]
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, *own.program(_BOOT, str(server), path=_PATH)]
 
 
 def _orders(job: JobOrder, order: RankOrder) -> int:

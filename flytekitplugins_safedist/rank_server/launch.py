@@ -15,16 +15,14 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from .. import own
 from ..errors import LaunchError
 
 NEEDED = ("torch", "flytekit", "horovod", "flytekitplugins_safedist")
 """Imported for all ranks wherever they lie: whoever works on one of them is a user of it all the same."""
 
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[3:]; "
-    "from flytekitplugins_safedist.rank_server.server import main; main(int(sys.argv[1]), int(sys.argv[2]))"
-)
-"""For ``python -c``: arguments are the connection's descriptor, the agent's process id, and the module search path."""
+_BOOT = "from flytekitplugins_safedist.rank_server.server import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+"""Arguments are the connection's descriptor, the agent's process id, and the module search path."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,12 @@ def launch(environment: Mapping[str, str]) -> Launched:
     """
     _, output, errors = map(_stream, range(3))
     ours, theirs = socket.socketpair()
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     where = [str(theirs.fileno()), str(os.getpid()), *path_for_libraries(sys.path)]
     try:
         with theirs:
             child = subprocess.Popen(
-                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", _BOOT, *where],  # type: ignore[attr-defined]
+                [sys.executable, *flags, *own.program(_BOOT, *where, path="sys.path[:] = sys.argv[3:]")],
                 env=dict(environment),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

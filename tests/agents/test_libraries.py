@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.procs import Ended, Gate, Warm, uploaded_output
+from tests.harness.procs import ROOT, Ended, Gate, Warm, uploaded_output
 
 Told = list[dict[str, Any]]
 Looks = Callable[..., tuple[Ended, Told]]
@@ -22,6 +23,15 @@ from flytekitplugins_safedist import SafeTorch
 def who() -> str:
     import yaml
     return yaml.WHO
+"""
+IN_ITS_REPOSITORY = """
+from flytekit import task
+from flytekitplugins_safedist import Preflight, SafeTorch
+
+@task(task_config=SafeTorch(start_method="spawn", preflight=Preflight()))
+def who() -> str:
+    import flytekitplugins_safedist
+    return flytekitplugins_safedist.__file__
 """
 QUIET = "import os\nPID = os.getpid()\nSAW = None\n"
 THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='forecast').start()\n"
@@ -161,3 +171,14 @@ def test_a_module_of_the_users_that_has_a_librarys_name_is_the_users_in_each_ran
     ended = warm.run("own_names:who", tmp_path / "job", kind="execute", path=[tmp_path])
     assert uploaded_output(ended) == "mine"
     assert "modules of the task's are named as libraries that are imported already: yaml" in ended.err
+
+
+def test_a_copy_of_this_package_among_the_users_code_is_not_what_ranks_and_checks_run(warm, tmp_path):
+    """What is registered from a repository that has one holds the part of it that registration has imported."""
+    (tmp_path / "flytekitplugins_safedist").mkdir()
+    (tmp_path / "flytekitplugins_safedist" / "__init__.py").write_text("raise ImportError('a part of another version')")
+    (tmp_path / "in_its_repository.py").write_text(IN_ITS_REPOSITORY)
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    ended = warm.run("in_its_repository:who", tmp_path / "job", kind="execute", path=[tmp_path], environment=path)
+    assert uploaded_output(ended) == str(ROOT / "flytekitplugins_safedist" / "__init__.py")
+    assert re.search(r"preflight: .* 1 node\(s\): ", ended.err), ended.err

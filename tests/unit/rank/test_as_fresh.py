@@ -155,8 +155,14 @@ def test_what_every_rank_needs_is_safe_to_fork_and_a_forked_rank_is_as_fresh_or_
 
 @pytest.mark.parametrize(
     ("path", "where"),
-    [(["yaml.py"], "yaml"), (["yaml/__init__.py"], "yaml"), (["yaml/other.py"], None), (["google/x.py"], None)],
-    ids=["a module", "a package", "a directory", "part of a namespace"],
+    [
+        (["yaml.py"], "yaml"),
+        (["yaml/__init__.py"], "yaml"),
+        (["yaml/other.py"], None),
+        (["google/x.py"], None),
+        (["flytekitplugins_safedist/__init__.py"], None),
+    ],
+    ids=["a module", "a package", "a directory", "part of a namespace", "another version of ours"],
 )
 def test_a_library_that_the_search_path_has_elsewhere_is_named(tmp_path: Path, path: list[str], where: str | None):
     import yaml  # noqa: F401
@@ -164,7 +170,7 @@ def test_a_library_that_the_search_path_has_elsewhere_is_named(tmp_path: Path, p
     for each in path:
         (tmp_path / each).parent.mkdir(exist_ok=True)
         (tmp_path / each).touch()
-    names = {"yaml", "google", "_pytest"}
+    names = {"yaml", "google", "_pytest", "flytekitplugins_safedist"}
     assert elsewhere(names, sys.path) is None
     why = elsewhere(names, [str(tmp_path), *sys.path])
     assert why == (where and f"modules of the task's are named as libraries that are imported already: {where}")
