@@ -161,6 +161,9 @@ def _template(arguments: TaskArguments, nodes: int) -> Iterator[Problem]:
         for name in sorted({name for name in names if names.count(name) > 1}):
             reason = f"is there twice in the container {container.name}"
             yield Problem("pod_template env", name, reason, "keep one: the API server refuses a job with two")
+    if nodes == 1 and getattr(template.pod_spec, "restart_policy", None) == "Always":  # a role's own wins in a job
+        reason = "has a pod that is done started again, for ever: Flyte would never see it succeed"
+        yield Problem("pod_template restartPolicy", "Always", reason, "leave it out")
     for container in getattr(template.pod_spec, "init_containers", None) or ():
         if container.image is not None and not is_text(container.image):
             reason = "has an image that is no text: flytekit builds an ImageSpec for containers alone"

@@ -257,6 +257,11 @@ REFUSED = [
         pod_template=template(command=["sh"]),
     ),
     case(
+        "pod_template restartPolicy='Always' has a pod that is done started again, for ever",
+        SafeTorch(),
+        pod_template=with_containers("primary", restart_policy="Always"),
+    ),
+    case(
         "pod_template init container='warm' has an image that is no text: flytekit builds an ImageSpec for containers",
         SafeTorch(),
         pod_template=with_containers("primary", init_containers=[V1Container(name="warm", image=ImageSpec(name="w"))]),
