@@ -41,6 +41,7 @@ from .hangs.stacks import raised_at
 from .rank import context
 from .rank.fork import is_elsewhere
 from .rank.task import MAIN, see_working_directory
+from .record.writer import RECORDER
 from .texts import left_by
 
 _STAY = {
@@ -162,6 +163,8 @@ def _hidden_by(directory: Path) -> dict[str, ModuleType]:
 
 def _run_program(program: str, arguments: Sequence[str]) -> None:
     """Run any program in a process of its own, which gets the SIGTERM that this one gets."""
+    if (recorder := RECORDER.value) is not None:
+        recorder.meet()  # it may: nobody sees into it
     child = subprocess.Popen([program, *arguments])
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     status = child.wait()

@@ -207,7 +207,8 @@ def _are_even(ranks: Sequence[RankSummary], name: str) -> bool:
 def alone_line(found: Findings) -> str:
     """That ranks trained alone, in words."""
     return (
-        f"no rank made a process group, and Horovod was not begun: each of the {found.world_size} ranks worked alone. "
+        "no rank made a process group, and Horovod was not begun: unless programs that they started did, "
+        f"each of the {found.world_size} ranks worked alone. "
         "Fix: torch.distributed.init_process_group() or hvd.init(), unless that is what you want"
     )
 

@@ -124,13 +124,15 @@ def test_a_module_is_run_by_its_name(warm, tmp_path):
     assert said <= set(ended.out.splitlines())
 
 
-def test_any_program_is_run_with_no_python(warm, tmp_path):
+@pytest.mark.parametrize("status", [0, 7])
+def test_any_program_is_run_with_no_python(warm, tmp_path, status):
     os.mkfifo(tmp_path / "0 has said")  # rank 1's failure ends rank 0, whatever that has not said by then
     meet = '[ $RANK = 0 ] && echo > "$1" || read _ < "$1"'
-    program = f"echo rank $RANK of $WORLD_SIZE; {meet}; exit $((RANK * 7))"
+    program = f"echo rank $RANK of $WORLD_SIZE; {meet}; exit $((RANK * {status}))"
     ended = on_two_ranks(warm, tmp_path, "--no_python", "sh", "-c", program, "sh", str(tmp_path / "0 has said"))
-    assert ended.code == 7, ended.err
+    assert ended.code == status, ended.err
     assert {f"[rank {rank}] rank {rank} of 2" for rank in range(2)} <= set(ended.out.splitlines())
+    assert "worked alone" not in ended.err, "whether programs meet is not seen"
 
 
 NAMES = "import os; print(*sorted(os.environ))"
