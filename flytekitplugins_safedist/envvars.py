@@ -98,8 +98,7 @@ FS_TIMEOUT = "SAFEDIST_FS_TIMEOUT"
 
 # --- staged code: ours ---------------------------------------------------------------------------------------------
 CODE_TIMEOUT = "SAFEDIST_CODE_TIMEOUT"
-"""Seconds that staging may wait for the store and for another process of the node, in all, where it is not the task's
-``Timeouts(code=...)``. Set by users."""
+"""Seconds that staging may wait for the store, where it is not the task's ``Timeouts(code=...)``. Set by users."""
 NVIDIA_VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 """GPUs of this container, by NVIDIA's device plugin (a list, or "all", "none", "void"), and those a user narrows to."""

@@ -209,7 +209,7 @@ class Timeouts(_Fields):
     waited for.
 
     Attributes:
-        code: to get the code archive, from the store or from another process of the node that fetches it.
+        code: to get the code archive from the store.
         start: to import the libraries of a node's ranks; then as long again until all ranks have imported your module.
             Inputs are fetched after that, and do not count.
         rendezvous: until all nodes of the job have arrived.

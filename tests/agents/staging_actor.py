@@ -20,7 +20,7 @@ def main() -> None:
     import fsspec.implementations.local  # noqa: F401
 
     from flytekitplugins_safedist.errors import SafedistError
-    from tests.harness.product import patience, points, stage, staging
+    from tests.harness.product import patience, points, stage
 
     def say(**what: object) -> None:
         print(json.dumps(what), flush=True)
@@ -28,8 +28,6 @@ def main() -> None:
     stop_at = list(order.get("stop_at", []))
 
     def at(point: str) -> None:
-        if point == "waiting" and point not in stop_at:
-            return  # a waiter passes it many times
         say(point=point)
         if point in stop_at:
             stop_at.remove(point)
@@ -43,7 +41,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (order["descriptors"], order["descriptors"]))
     say(point="ready")
     sys.stdin.readline()
-    points.at, staging.ALONE_SECONDS, patience.FIRST_PAUSE = at, order.get("patience", 3600.0), 0.01
+    points.at, patience.FIRST_PAUSE = at, 0.01
     try:
         code = stage(order["uri"], Path(order["dest"]), order.get("deadline", 1800.0))
     except SafedistError as error:

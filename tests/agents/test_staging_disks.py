@@ -189,7 +189,7 @@ def test_a_read_only_destination_is_named(place, actors, tmpfs):
 def test_failing_devices_are_one_error_and_publish_nothing(place, actors, op, name, words):
     fusefs.require()
     with fusefs.FuseMount(place.root / "backing", place.root / "mount") as client:
-        actor = actors(place.uri, client.path / "dest", stop_at=["locked"]).go().until("locked")
+        actor = actors(place.uri, client.path / "dest", stop_at=["begun"]).go().until("begun")
         client.set(faults=[{"op": op, "errno": name, "when": "before", "every": 1}])
         outcome = actor.go().end()
         client.set(faults=[])

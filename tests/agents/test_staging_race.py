@@ -21,14 +21,11 @@ from tests.harness.staging_actors import (  # noqa: F401  (fixtures)
     place_fixture,
 )
 
-KILL_POINTS = [point for point in POINTS if point != "waiting"]
-
-
 # --- many at once ------------------------------------------------------------------------------------------------
 CROWD = """
 import json, os, sys
 from pathlib import Path
-from tests.harness.product import stage, staging
+from tests.harness.product import stage
 order = json.loads(sys.argv[1])
 wait, start = os.pipe()
 children = []
@@ -36,9 +33,7 @@ for dest in order["dests"] * 16:
     if (child := os.fork()) == 0:
         os.close(start)
         os.read(wait, 1)  # all are let go at one moment
-        staging.ALONE_SECONDS = order["patience"]
-        code = stage(order["uri"], Path(dest))
-        os.write(1, b"something new\\n" if code.new else b"nothing new\\n")
+        stage(order["uri"], Path(dest))
         os._exit(0)
     children.append(child)
 os.close(start)
@@ -46,18 +41,15 @@ sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
 """
 
 
-@pytest.mark.parametrize("patience", [3600.0, 0.0], ids=["one after another", "all at once"])
-def test_16_processes_into_each_of_three_destinations_all_end_with_all_of_it(place, actors, patience):
+def test_16_processes_into_each_of_three_destinations_all_end_with_all_of_it(place):
     missing, empty, image = (place.root / name for name in ("missing", "empty", "image"))
     empty.mkdir()
     (image / "pkg").mkdir(parents=True)
     (image / "pkg/m1.py").write_text("the image's")
     dests = [missing, empty, image]
-    order = json.dumps({"uri": str(place.uri), "dests": [str(dest) for dest in dests], "patience": patience})
+    order = json.dumps({"uri": str(place.uri), "dests": [str(dest) for dest in dests]})
     done = subprocess.run([sys.executable, "-c", CROWD, order], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    if patience:  # the later ones find every file as it should be, and leave it alone
-        assert done.stdout.splitlines().count("nothing new") == 45
     place.assert_complete(*dests)
 
 
@@ -219,14 +211,14 @@ def test_two_archives_into_one_destination_leave_each_file_whole(place, actors):
 
 
 # --- killed ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("point", KILL_POINTS)
+@pytest.mark.parametrize("point", POINTS)
 def test_killed_at_any_point_the_next_attempt_completes_byte_for_byte(place, actors, point):
     actors(place.uri, place.dest, stop_at=[point]).go().until(point).kill()
     assert "error" not in actors(place.uri, place.dest).go().end()
     place.assert_complete()
 
 
-@pytest.mark.parametrize("point", KILL_POINTS)
+@pytest.mark.parametrize("point", POINTS)
 def test_killed_over_an_image_the_next_attempt_completes_byte_for_byte(place, actors, point):
     (place.dest / "pkg").mkdir(parents=True)
     (place.dest / "pkg/m1.py").write_text("the image's")
@@ -235,29 +227,10 @@ def test_killed_over_an_image_the_next_attempt_completes_byte_for_byte(place, ac
     place.assert_complete()
 
 
-@pytest.mark.parametrize("point", KILL_POINTS)
-def test_waiters_take_over_at_once_when_the_one_who_works_is_killed(place, actors, point):
-    place.dest.mkdir()  # one directory to wait for, from beginning to end
-    worker = actors(place.uri, place.dest, stop_at=[point]).go().until(point)
-    # Their patience is an hour: that they end at all shows that the death itself let them go on.
-    waiters = [actors(place.uri, place.dest, stop_at=["waiting"]).go().until("waiting") for _ in range(3)]
-    worker.kill()
-    outcomes = all_at_once(waiters)
-    assert [outcome for outcome in outcomes if "error" in outcome] == []
-    place.assert_complete()
-
-
-def test_a_killed_waiter_disturbs_nobody(place, actors):
-    worker = actors(place.uri, place.dest, stop_at=["fetch"]).go().until("fetch")
-    actors(place.uri, place.dest, stop_at=["waiting"]).go().until("waiting").kill()
-    assert worker.go().end()["new"]
-    place.assert_complete()
-
-
 def test_a_frozen_worker_is_overtaken_and_does_no_harm_when_it_wakes(place, actors):
     place.dest.mkdir()
     worker = actors(place.uri, place.dest, stop_at=["place"]).go().until("place")
-    second = actors(place.uri, place.dest, patience=0.0).go().end()
+    second = actors(place.uri, place.dest).go().end()
     woken = worker.go().end()
     assert "error" not in second
     assert "error" not in woken
@@ -266,14 +239,14 @@ def test_a_frozen_worker_is_overtaken_and_does_no_harm_when_it_wakes(place, acto
 
 def test_what_killed_starts_have_left_is_removed_by_the_next_and_what_a_living_one_has_is_not(place, actors):
     place.dest.mkdir()
-    for point in KILL_POINTS:
-        actors(place.uri, place.dest, stop_at=[point], patience=0.0).go().until(point).kill()
+    for point in POINTS:
+        actors(place.uri, place.dest, stop_at=[point]).go().until(point).kill()
     (left,) = left_in(place.dest)  # the last one's: each has removed what the one before it had left
     os.utime(place.dest / left, (4_000_000_000, 4_000_000_000))  # "young", as a skewed server's clock would have it
     living = actors(place.uri, place.dest, stop_at=["unpacked"]).go().until("unpacked")
     (livings,) = left_in(place.dest)
     assert livings != left
-    assert "error" not in actors(place.uri, place.dest, patience=0.0).go().end()
+    assert "error" not in actors(place.uri, place.dest).go().end()
     assert left_in(place.dest) == [livings]
     assert "error" not in living.go().end()
     place.assert_complete()

@@ -1,6 +1,6 @@
 """A code archive becomes code in a directory, whatever happens meanwhile (docs/staging.md).
 
-Correctness rests on operations that the kernel makes atomic: create-if-absent and rename. Locks only save work.
+Correctness rests on operations that the kernel makes atomic: create-if-absent and rename.
 """
 
 from __future__ import annotations

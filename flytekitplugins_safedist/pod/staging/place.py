@@ -5,8 +5,8 @@ First everything is looked at and nothing is changed; a volume inside the destin
 in the way is found before the first file changes, and no rename needs room on a disk. What others change meanwhile is
 looked at again, where a rename finds it.
 
-A private directory belongs to one start alone, and says by itself whether that still lives. The lock of a destination
-only saves work.
+A private directory belongs to one start alone, and says by itself whether that still lives. Nobody waits for another
+start: each has to fetch the archive and look at every file itself.
 """
 
 # ruff: noqa: PTH102, PTH104, PTH106, PTH114, PTH115, PTH116, PTH118, PTH120, PTH208
@@ -25,8 +25,8 @@ import shutil
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from ...errors import FsError, NoSpaceError, PathBlockedError, SafedistError, StagingError
@@ -42,7 +42,6 @@ _VISIBLE_SECONDS = 90.0
 
 _PREFIX = ".safedist-"
 _NAME = re.compile(r"\.safedist-[0-9a-f]{8}-[0-9a-f]{12}")
-_POLL_SECONDS = 0.05
 
 
 def _try_lock(fd: int) -> bool | None:
@@ -52,26 +51,6 @@ def _try_lock(fd: int) -> bool | None:
     except OSError as error:
         return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
     return True
-
-
-@contextmanager
-def one_at_a_time(directory: Path, *, patience: float, waiting: Callable[[float], None]) -> Iterator[None]:
-    """Hold the lock of ``directory`` itself, if that can be had. Nothing is right because of it: it keeps processes
-    from doing the same work side by side.
-
-    Args:
-        patience: seconds after which to go on without it: a holder that is frozen must not stop everybody.
-        waiting: called with the seconds waited, every time the lock is found taken.
-    """
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        start = time.monotonic()
-        while _try_lock(fd) is False and (waited := time.monotonic() - start) <= patience:
-            waiting(waited)
-            time.sleep(_POLL_SECONDS)
-        yield
-    finally:
-        os.close(fd)  # and with it the lock
 
 
 class Private:

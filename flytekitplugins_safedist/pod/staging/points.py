@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-POINTS = ("waiting", "locked", "fetch", "unpacked", "place", "placed")
-"""Waiting for another process; alone; bytes have come; all is unpacked and nothing placed; after each rename; done."""
+POINTS = ("begun", "fetch", "unpacked", "place", "placed")
+"""The private directory is there; the archive is; all is unpacked and nothing placed; after each rename; done."""
 
 
 at: Callable[[str], object] = bool

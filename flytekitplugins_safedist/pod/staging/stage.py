@@ -20,7 +20,7 @@ from ...store.patience import Patience
 from ...texts import public
 from . import points
 from .fetch import Download, Source
-from .place import Placing, Private, disk_failed, one_at_a_time
+from .place import Placing, Private, disk_failed
 from .unpack import GZIP_MAGIC, Stream, Unpacking
 
 PICKLE_NAME = "pkl.gz"
@@ -28,10 +28,7 @@ PICKLE_NAME = "pkl.gz"
 directory (flytekit.core.python_auto_container.PICKLE_FILE_PATH)."""
 
 DEADLINE_SECONDS = 1800.0
-"""For all waiting, where nobody says otherwise."""
-
-ALONE_SECONDS = 900.0
-"""To wait for another process that stages into the same directory: one that is frozen must not stop everybody."""
+"""For the store, where nobody says otherwise."""
 
 _PIECE = 1 << 20
 
@@ -61,7 +58,7 @@ def stage(uri: str, dest: Path, deadline: float = DEADLINE_SECONDS) -> StagedCod
     Args:
         uri: of the archive.
         dest: the directory.
-        deadline: seconds for all waiting: for the store, and for another process.
+        deadline: seconds for all waiting for the store.
 
     Raises:
         CodeNotFoundError: the archive does not exist.
@@ -71,16 +68,10 @@ def stage(uri: str, dest: Path, deadline: float = DEADLINE_SECONDS) -> StagedCod
     """
     patience = Patience(public(uri), deadline)
     dest = Path(os.path.realpath(dest))
-
-    def waiting(seconds: float) -> None:
-        points.at("waiting")
-        patience.tell(lambda: f"waiting for another process that stages into {dest}, {seconds:.0f} s")
-
     with _explained(dest, "put the code into the destination directory"):
         ensure_dir(dest)
-        alone = one_at_a_time(dest, patience=min(ALONE_SECONDS, patience.remaining()), waiting=waiting)
-        with alone, closing(Private(dest)) as private:
-            points.at("locked")
+        with closing(Private(dest)) as private:
+            points.at("begun")
             tree = private.path / "code"
             code = _unpacked(Source(uri, patience), uri, tree)
             points.at("unpacked")
