@@ -128,7 +128,7 @@ def of_no_task(error: SafedistError, environment: Mapping[str, str]) -> None:
     Raises:
         SystemExit: another node uploads (code 0); or this node alone is in trouble, or cannot tell anybody (code 1).
     """
-    attempt = _attempt(environment)
+    attempt = attempt_of(environment)
     if attempt is None:
         return  # a task that is none of ours, or nobody knows which node this is: it says what it knows
     try:
@@ -141,7 +141,7 @@ def of_no_task(error: SafedistError, environment: Mapping[str, str]) -> None:
         raise SystemExit(0) from error
 
 
-def _attempt(environment: Mapping[str, str]) -> Attempt | None:
+def attempt_of(environment: Mapping[str, str]) -> Attempt | None:
     """Where this node belongs; None where it is no node of ours, or nobody can tell."""
     flyte = task_context.take()
     with suppress(TopologyError):

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..agent import arrival, ending, life
 from ..agent.policy import DECIDED
 from ..compat import flytekit as flytekit_inside
 from ..config.registered import Registered
-from ..errors import JobInterruptedError, RankFailedError, SafedistError, StorageError, TopologyError
+from ..errors import JobInterruptedError, RankFailedError, SafedistError, StorageError
 from ..failures import decisive
 from ..rank.order import TaskSource
 from ..rank.task import source_by
@@ -199,7 +199,8 @@ def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError |
         logger.info(DECIDED)
         stopping.decided(0)
         raise SystemExit(0)
-    if is_decided is None and trouble is not None and _is_node_0():
+    attempt = None if is_decided is False or trouble is None else arrival.attempt_of(os.environ)
+    if trouble is not None and attempt is not None and attempt.topology.node_rank == 0:
         # It would upload this for all. In a store that is away another start finds the code when it can upload, too.
         lastwords.keep(trouble, "this pod is to be started again: ")
         raise SystemExit(stopping.EXIT_UNDECIDED)
@@ -212,13 +213,6 @@ def _inputs(address: str, ctx: Any, verdicts: Verdicts, trouble: SafedistError |
         # when one of them has uploaded what they all meet.
         arrival.of_no_task(error, os.environ)
         raise verdict.Decided(verdict.on(error)) from error
-
-
-def _is_node_0() -> bool:
-    with suppress(TopologyError):
-        registered = Registered.from_env(os.environ)
-        return registered is not None and topology.from_env(os.environ, registered).node_rank == 0
-    return False
 
 
 def _fetched(address: str, access: FileAccessProvider, directory: str) -> str:

@@ -16,7 +16,6 @@ PRIVATE = {
     "group": "checkpoint.group",
     "points": "pod.staging.points",
     "saves": "checkpoint.saves",
-    "staging": "pod.staging.stage",
     "Store": "checkpoint.store:Store",
     "store": "checkpoint.store",
     "CACHES": "config.caches:CACHES",
