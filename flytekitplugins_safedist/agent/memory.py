@@ -115,17 +115,6 @@ def high_water(pid: int) -> int:
     return _table(Path(f"/proc/{pid}/status")).get("VmHWM:", 0) * 1024
 
 
-def loss_of_all(group: Cgroup | None) -> str | None:
-    """What an out-of-memory kill means here where it ends the whole container, in one line; else None."""
-    if group is None or not group.as_one:
-        return None
-    return (
-        "out of memory ends this whole container, agent included (memory.oom.group, which Kubernetes sets since 1.28 "
-        "with cgroup v2): nobody is left to say which rank it was; the kubelet's singleProcessOOMKill (1.32) has one "
-        "process ended"
-    )
-
-
 def told(now: Cgroup | None, before: Cgroup | None, peaks: Mapping[int, int]) -> str:
     """What is known of memory when a rank was killed, in one paragraph.
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,6 @@ from ..rank_server.scan import Scan, scan
 from ..record.run import Run
 from ..record.run_page import ConsoleDeck
 from ..store.patience import within
-from ..texts import human
 from . import arrival, disk, scratch, standby
 from .disk import DiskLimit
 
@@ -307,7 +305,6 @@ def _scratch(root: Path, settings: Registered) -> Iterator[Scratched]:
     mode = settings.scratch.keep
     for path in scratch.sweep(root):  # first: it may be what fills the disk
         logger.info(f"removed the scratch of an earlier run here, which was killed: {path}")
-    _check_room(root, settings.size_limit)
     job = scratch.make_job(root)
     scratched = Scratched(job)
     try:
@@ -331,13 +328,3 @@ def _remove(path: Path, seconds: float) -> None:
         left = f"{path} is not gone after {seconds:g} s, and the job does not wait for that"
     if left is not None:
         logger.warning(f"scratch could not be removed completely: {left}")
-
-
-def _check_room(root: Path, limit: int | None) -> None:
-    with suppress(OSError):  # there is none, or it cannot be used: nor can the job's directory be made there
-        free = shutil.disk_usage(root).free
-        if limit is not None and free < limit:
-            logger.warning(
-                f"Scratch(size_limit=...) allows {human(limit)}, but {root} has only "
-                f"{human(free)} free: the disk will be full before the limit is reached"
-            )

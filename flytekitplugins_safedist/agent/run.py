@@ -16,7 +16,7 @@ from ..errors import JobInterruptedError, LaunchError, SafedistError
 from ..rank import literals
 from ..record import run_page
 from ..store.errors import one_line
-from . import arrival, checks, ending, memory, prepare
+from . import arrival, checks, ending, prepare
 from .membership import Membership
 from .node import NodeAgent, Report
 from .policy import DECIDED
@@ -76,9 +76,6 @@ def run(call: TaskCall) -> Done | Verdict | None:
                 return None
             raise
         logger.info(_start_line(plan))
-        loss = memory.loss_of_all(memory.cgroup())
-        if loss is not None:
-            logger.info(loss)
         report, is_ours = _attend(plan, held)
         plan.scratched.succeeded = report.has_succeeded
         result = _result(report) if is_ours else None

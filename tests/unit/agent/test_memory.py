@@ -18,7 +18,6 @@ from flytekitplugins_safedist.agent.memory import (
     cgroup,
     high_water,
     killed,
-    loss_of_all,
     resident,
     told,
 )
@@ -62,14 +61,13 @@ class Machine:
 
 
 @pytest.mark.parametrize("as_one", ["1", "0"])
-def test_where_one_kill_ends_the_whole_container_that_is_said(tmp_path: Path, as_one: str) -> None:
+def test_whether_one_kill_ends_the_whole_container_is_known(tmp_path: Path, as_one: str) -> None:
     machine = Machine(tmp_path, groups="0::/")
     machine.v2("", limit=str(1024 * MIB), usage=900 * MIB, cached=399 * MIB)
     machine.write("sys/fs/cgroup/memory.oom.group", as_one)
-    said = loss_of_all(cgroup(tmp_path))
-    assert (said is not None) == (as_one == "1")
-    assert said is None or "singleProcessOOMKill" in said
-    assert loss_of_all(None) is None
+    found = cgroup(tmp_path)
+    assert found is not None
+    assert found.as_one == (as_one == "1")
 
 
 def test_a_pod_under_version_1_whose_mount_begins_at_its_own_group(tmp_path: Path) -> None:
