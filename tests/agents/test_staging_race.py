@@ -121,12 +121,10 @@ def test_looping_readers_never_see_a_partial_tree_or_file(place, actors):
 
 
 BESIDE = """
-import fcntl, json, os, sys
+import json, os, sys
 from pathlib import Path
 from tests.harness.product import stage
 order = json.load(sys.stdin)
-if not order["locks"]:
-    fcntl.flock = lambda *_: None  # granted to everybody, as some file systems do
 
 def look(dest, image, complete):
     whole = not image and os.path.isdir(dest + "/pkg")  # it comes by one rename
@@ -185,8 +183,7 @@ for dests in order["rounds"]:
 """
 
 
-@pytest.mark.parametrize("locks", [True, False], ids=["locks work", "locks are always granted"])
-def test_a_reader_beside_16_processes_in_each_of_three_destinations_sees_whole_files_only(place, locks):
+def test_a_reader_beside_16_processes_in_each_of_three_destinations_sees_whole_files_only(place):
     rounds = []
     for number in range(size(2, 100)):
         missing, empty, image = (place.root / f"{number}" / name for name in ("missing", "empty", "image"))
@@ -195,7 +192,7 @@ def test_a_reader_beside_16_processes_in_each_of_three_destinations_sees_whole_f
         (image / "pkg/m1.py").write_text("the image's")
         rounds.append([str(missing), str(empty), str(image)])
     files = {**MODULES, "main.py": "VERSION = '1'"}
-    order = json.dumps({"uri": str(place.uri), "rounds": rounds, "locks": locks, "files": files})
+    order = json.dumps({"uri": str(place.uri), "rounds": rounds, "files": files})
     done = subprocess.run([sys.executable, "-c", BESIDE], input=order, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     for dests in rounds:

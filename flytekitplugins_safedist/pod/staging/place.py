@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import filecmp
-import hashlib
 import os
 import re
 import secrets
@@ -41,7 +40,8 @@ _VISIBLE_SECONDS = 90.0
 """Time that a shared file system may take to show a directory that another node made (60 s have been reported)."""
 
 _PREFIX = ".safedist-"
-_NAME = re.compile(r"\.safedist-[0-9a-f]{8}-[0-9a-f]{12}")
+_NAME = re.compile(r"\.safedist-([0-9a-f]{8}-)?[0-9a-f]{12}")
+"""Earlier versions have put into it how far a lock reaches."""
 
 
 def _try_lock(fd: int) -> bool | None:
@@ -58,7 +58,7 @@ class Private:
 
     Its maker holds a lock on the directory itself. Whoever finds one and can take that lock knows that the maker is
     dead, whatever process ids say (a restarted container starts again at 1) and however clocks are skewed; the next
-    start in the same parent removes it. Its name says how far that lock reaches.
+    start in the same parent removes it, where one kernel alone has that file system: elsewhere a lock may say nothing.
 
     Raises:
         OSError: ``parent`` cannot be written.
@@ -66,14 +66,13 @@ class Private:
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent
-        self._prefix = f"{_PREFIX}{_reach(parent)}-"
         self.path, self._fd = self._make()
         with suppress(OSError):  # what stays there harms nobody
             self._sweep()
 
     def _make(self) -> tuple[Path, int]:
         while True:
-            path = self._parent / f"{self._prefix}{secrets.token_hex(6)}"
+            path = self._parent / f"{_PREFIX}{secrets.token_hex(6)}"
             path.mkdir(mode=0o700)
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -85,13 +84,11 @@ class Private:
             os.close(fd)  # a sweeper holds it, or has just removed it
 
     def _sweep(self) -> None:
-        """Remove what dead starts have left: those whose locks are known here, and
-        all where no other kernel can be at work."""
-        if not self._locks_exclude():
+        """Remove what dead starts have left."""
+        if not mount_of(self._parent).is_local:
             return
-        prefix = _PREFIX if mount_of(self._parent).is_local else self._prefix
         for path in self._parent.iterdir():
-            if not path.name.startswith(prefix) or not _NAME.fullmatch(path.name) or path == self.path:
+            if not _NAME.fullmatch(path.name) or path == self.path:
                 continue  # others' directories may begin alike, and hold no lock
             with suppress(OSError):
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -101,30 +98,12 @@ class Private:
                 finally:
                     os.close(fd)
 
-    def _locks_exclude(self) -> bool:
-        """Whether locks can be trusted here. Some file systems grant every one: asked for our own a second time, they
-        must refuse."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            return _try_lock(fd) is False
-        finally:
-            os.close(fd)
-
     def close(self) -> None:
         """Remove the directory and release its lock."""
         try:
             remove(self.path)
         finally:
             os.close(self._fd)
-
-
-def _reach(parent: Path) -> str:
-    """How far a lock in ``parent`` reaches: this run of this kernel (random(4), "boot_id"), this mount."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:
-        boot = secrets.token_bytes(8)  # no two are alike
-    return hashlib.sha256(boot + str(parent.stat().st_dev).encode()).hexdigest()[:8]
 
 
 def _is_same(path: Path, fd: int) -> bool:
