@@ -178,9 +178,8 @@ class RankProcess:
         timed_out = raised is not None and raised.failure is Failure.TIMED_OUT
         facts = {"raised": raised, "timed_out": timed_out, "seconds": self.seconds, "step": step}
         outcome = RankOutcome.of(self._order.context, os.getpid(), status, time.time_ns(), **facts)
-        outcome = outcome.fitting(
-            TEXT_BYTES // 2, RankOutcome.to_json
-        )  # the other half is for what its agent knows besides
+        # The other half is for what its agent knows besides.
+        outcome = outcome.fitting(TEXT_BYTES // 2, RankOutcome.to_json)
         self._page.end(outcome.to_json())
         return outcome
 
