@@ -60,7 +60,7 @@ class Row:
 
 
 class Failure(str, Enum):
-    """The kinds of failures; :attr:`row` says when it is which.
+    """The kinds of failures. What is which, :func:`of_exception` and :attr:`.RankOutcome.failure` say.
 
     Attributes:
         row: what becomes of it.

@@ -225,7 +225,9 @@ class Store:
                         return None
                     is_missing = True
                     continue
-                if self._on_disk and isinstance(error, OSError):
+                if self._on_disk:
+                    if not isinstance(error, OSError):
+                        raise
                     if of_disk.allows(error):
                         continue
                     raise explain(error, path, f"{what} it") from error

@@ -26,7 +26,7 @@ def _can_be_read(template: Any) -> bool:
         texts += [volume.name for volume in spec.volumes or ()]
         _ = [(toleration.key, toleration.effect) for toleration in spec.tolerations or ()]
     grace = spec and spec.termination_grace_period_seconds
-    return (grace is None or isinstance(grace, int)) and all(map(is_text, texts))
+    return (grace is None or type(grace) is int) and all(map(is_text, texts))
 
 
 def _is_accelerator(value: Any) -> bool:

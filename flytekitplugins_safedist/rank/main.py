@@ -36,7 +36,7 @@ from .backends.horovod import refuse_unknown_address
 from .backends.torch import prepare_store
 from .fork import Reads, as_fresh, die_with_parent, elsewhere
 from .order import JobOrder, RankOrder
-from .outcome import TEXT_BYTES, Raised, RankOutcome, Status
+from .outcome import RECORD_BYTES, Raised, RankOutcome, Status
 
 if TYPE_CHECKING:
     from .shared_inputs import RankTransfers
@@ -178,8 +178,7 @@ class RankProcess:
         timed_out = raised is not None and raised.failure is Failure.TIMED_OUT
         facts = {"raised": raised, "timed_out": timed_out, "seconds": self.seconds, "step": step}
         outcome = RankOutcome.of(self._order.context, os.getpid(), status, time.time_ns(), **facts)
-        # The other half is for what its agent knows besides.
-        outcome = outcome.fitting(TEXT_BYTES // 2, RankOutcome.to_json)
+        outcome = outcome.fitting(RECORD_BYTES, RankOutcome.to_json)
         self._page.end(outcome.to_json())
         return outcome
 

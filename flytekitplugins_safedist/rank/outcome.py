@@ -63,8 +63,8 @@ class Raised(Record):
             object.__setattr__(self, name, encodable(getattr(self, name)))
 
 
-TEXT_BYTES = 1 << 16
-"""Of an outcome record that goes to the coordinator, at the cost of the middle of long texts."""
+RECORD_BYTES = 1 << 15
+"""Of a rank's own record, at the cost of the middle of long texts. Its agent adds what it knows besides."""
 
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
 """Sent from outside the program. The others (SIGSEGV, SIGABRT, ...) are the program's own doing, and would repeat."""

@@ -225,12 +225,13 @@ def load(source: TaskSource) -> Any:
     finally:
         _LOADING.value = None
     if not hasattr(entity, "python_interface"):
+        name = source.name.rpartition(".")[2]
         raise PayloadError(
             "what a rank finds under the task's name is not the task",
             where={"module": source.shown, "task": source.name},
             seen=f"a {type(entity).__name__}",
             hint="make @task(task_config=...) the outermost decorator, or give the task the name of its function: "
-            "NAME = task(task_config=...)(NAME)",
+            f"{name} = task(task_config=...)({name})",
         )
     return entity
 

@@ -51,7 +51,10 @@ class Line:
     def draw(self, text: str) -> None:
         """Show a text in the place of the one before, as much of it as the terminal is wide."""
         with self._lock:
-            if self._is_within or self._taken():
+            if self._taken():
+                self._is_drawn = False  # who took the terminal has cleared it
+                return
+            if self._is_within:
                 return
             self._stream.write(GONE + text[: shutil.get_terminal_size().columns - 1])
             self._stream.flush()

@@ -169,8 +169,9 @@ class Placing:
         with suppress(FileNotFoundError):
             there = os.lstat(target)
             if stat.S_ISDIR(there.st_mode):
-                if os.listdir(target):
-                    raise _blocked(target, "A directory that is not empty stands where the code archive has a file")
+                with suppress(NotADirectoryError):  # another start has put its file there
+                    if os.listdir(target):
+                        raise _blocked(target, "A directory that is not empty stands where the code archive has a file")
             elif _alike(source, target, there):
                 self.same += 1
                 return []
@@ -278,12 +279,12 @@ def _alike(source: str, target: str, there: os.stat_result) -> bool:
     ours = os.lstat(source)
     if (ours.st_mode, ours.st_size) != (there.st_mode, there.st_size):
         return False
-    if stat.S_ISLNK(ours.st_mode):
-        return os.readlink(source) == os.readlink(target)
     try:
+        if stat.S_ISLNK(ours.st_mode):
+            return os.readlink(source) == os.readlink(target)
         return filecmp.cmp(source, target, shallow=False)
     except OSError:
-        return False  # not ours to read, or gone
+        return False  # not ours to read, gone, or another start's by now
 
 
 def _blocked(path: str, what: str, mend: str = "remove it from the image") -> PathBlockedError:

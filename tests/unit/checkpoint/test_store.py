@@ -36,3 +36,15 @@ def test_an_error_that_will_not_pass_is_told_at_once(monkeypatch):
     monkeypatch.setattr(type(fs), "cat_file", cat_file)
     with pytest.raises(Exception, match=r"the store did not .*403 Forbidden"):
         store.get("one")
+
+
+def test_what_is_no_error_of_a_disk_comes_through_at_once_as_it_is(tmp_path, monkeypatch):
+    store = Store(str(tmp_path))
+    store.put("save/part", b"all of it")
+
+    def open_(*_, **__):
+        raise MemoryError("the rank's own")
+
+    monkeypatch.setattr("pathlib.Path.open", open_)
+    with pytest.raises(MemoryError, match="the rank's own"):
+        list(store.read("save", {"part": 9}, [("part", 0, 9)]))

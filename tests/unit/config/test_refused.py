@@ -447,6 +447,11 @@ REFUSED = [
         SafeTorch(),
         pod_template=with_containers("primary", termination_grace_period_seconds="x"),
     ),
+    case(
+        "pod_template='PodTemplate' cannot be read (make it of kubernetes.client's",
+        SafeTorch(),
+        pod_template=with_containers("primary", termination_grace_period_seconds=True),
+    ),
 ]
 
 

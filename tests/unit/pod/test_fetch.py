@@ -140,6 +140,7 @@ def test_a_server_that_is_busy_for_a_while_is_borne_and_each_try_that_failed_is_
     again = [text for text in caplog.messages if "trying again in" in text]
     if store.url.startswith("http"):  # S3's client tries again by itself
         assert ["(attempt 1 failed)" in again[0], "(attempt 2 failed)" in again[1]] == [True, True]
+        assert store.sent == len(ARCHIVE), "what comes, comes once"
 
 
 @pytest.mark.parametrize("fault", [503, ("cut", 10), ("reset", 10), ("short", 7), "hang", "drip"])

@@ -391,6 +391,32 @@ def test_what_is_in_the_way_is_named_before_anything_changes(node, make, words):
     assert f"host={os.uname().nodename}" in said
 
 
+@pytest.mark.parametrize("was", ["an empty directory", "a link"])
+def test_what_another_start_puts_into_a_files_place_while_one_looks_there_is_taken_for_what_it_is(
+    node, monkeypatch, was
+):
+    target = node.dest / "main.py"
+    node.dest.mkdir()
+    if was == "a link":
+        node.archive.write_bytes(targz([symlink("main.py", "elsewhere")]))
+        target.symlink_to("elsewhere")
+    else:
+        target.mkdir()
+    name = "readlink" if was == "a link" else "listdir"
+    look = getattr(os, name)
+
+    def meanwhile(path, **more):
+        if Path(path) == target:
+            monkeypatch.setattr(os, name, look)
+            target.unlink() if was == "a link" else target.rmdir()
+            target.write_text("of another start")
+        return look(path, **more)
+
+    monkeypatch.setattr(os, name, meanwhile)
+    node.stage()
+    assert target.read_text() == "import pkg" if was != "a link" else target.readlink() == Path("elsewhere")
+
+
 def test_a_file_that_is_mounted_in_the_way_is_to_be_mounted_elsewhere(node, monkeypatch):
     node.dest.mkdir()
     (node.dest / "main.py").write_text("mounted")
