@@ -236,13 +236,13 @@ def report(title: str, outcomes: list[Outcome]) -> None:
 # --- unpacking alone -------------------------------------------------------------------------------------------------
 def worker() -> None:
     """Stage what each line of stdin asks for; answer in one line."""
-    from flytekitplugins_safedist.pod.staging import stage
+    from flytekitplugins_safedist.pod.staging import Options, stage
 
     print("ready", flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         try:
-            code = stage(order["uri"], Path(order["dest"]))
+            code = stage(order["uri"], Path(order["dest"]), Options())
             answer: dict[str, Any] = {"new": code.new}
         except Exception as error:  # whatever it is, it is a failure to count
             answer = {"error": f"{type(error).__name__}: {error}"}

@@ -104,10 +104,11 @@ def work_ours(order: dict[str, str]) -> None:
 
 def work_unpack(order: dict[str, str]) -> None:
     """Unpacking alone, of a local file: no copy, digest, rename, or destination."""
-    from flytekitplugins_safedist.pod.staging.unpack import Stream, Unpacking
+    from flytekitplugins_safedist.pod.staging.unpack import Arriving, Options, Stream, Unpacking
 
-    with open(order["uri"], "rb") as file:
-        Unpacking(Stream(file, "x", gzipped=True), Path(order["dest"])).run()
+    with open(order["uri"], "rb", buffering=0) as file:
+        stream = Stream(Arriving(lambda _, most: file.read(most), len), "x", Options(), gzipped=True)
+        Unpacking(stream, Path(order["dest"]), 1_000_000).run()
 
 
 def work_download(order: dict[str, str]) -> None:

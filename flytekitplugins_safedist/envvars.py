@@ -97,6 +97,10 @@ FS_TIMEOUT = "SAFEDIST_FS_TIMEOUT"
 """Seconds that the helpers of ``flytekitplugins_safedist.fs`` wait for other ranks, unless a call says otherwise."""
 
 # --- staged code: ours ---------------------------------------------------------------------------------------------
+CODE_MAX_BYTES = "SAFEDIST_CODE_MAX_BYTES"
+CODE_MAX_FILES = "SAFEDIST_CODE_MAX_FILES"
+CODE_MAX_RATIO = "SAFEDIST_CODE_MAX_RATIO"
+"""Limits on a code archive (:class:`~flytekitplugins_safedist.pod.staging.Options`). Set by users."""
 CODE_TIMEOUT = "SAFEDIST_CODE_TIMEOUT"
 """Seconds that staging may wait for the store, where it is not the task's ``Timeouts(code=...)``. Set by users."""
 NVIDIA_VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"

@@ -19,11 +19,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import envvars, lastwords, log, stopping, termination
 from ..agent import life
-from ..config.options import Timeouts
 from ..config.registered import Registered, grace_pinned
 from ..errors import CodeNotFoundError, ConfigError, LaunchError, Problem, SafedistError
 from ..rank import backends
@@ -35,6 +34,7 @@ from .command_line import command_line, is_flytekits, parse
 
 if TYPE_CHECKING:
     from ..rank_server.launch import Launched
+    from .staging import Options
 
 logger = logging.getLogger(__name__)
 
@@ -168,11 +168,11 @@ def _bring_code(distribution: str, asked: Path, registered: Registered | None, o
             where={"argument": distribution},
             hint="register packages made by 'pyflyte package --fast' with 'flytectl register files'",
         )
-    deadline = deadline_from(os.environ, registered)
+    options = options_from(os.environ, registered)
     dest = scratch.place_for_code(asked, own)
     started = time.monotonic()
     with stopping.unwinding():
-        code = stage(distribution, dest, deadline)
+        code = stage(distribution, dest, options)
     seconds = time.monotonic() - started
     how = "fetched" if code.new else "fetched, nothing to change"
     logger.info(f"code {code.digest[:12]} {how}: {code.files} files, {code.raw / 1e6:.1f} MB, {seconds:.1f} s")
@@ -180,21 +180,35 @@ def _bring_code(distribution: str, asked: Path, registered: Registered | None, o
     make_importable(dest, asked)
 
 
-def deadline_from(environment: Mapping[str, str], registered: Registered | None = None) -> float:
-    """Seconds for bringing the code, by the pod's variable, or the job's own patience.
+_OPTIONS: dict[str, tuple[str, type]] = {
+    "max_bytes": (envvars.CODE_MAX_BYTES, int),
+    "max_files": (envvars.CODE_MAX_FILES, int),
+    "max_ratio": (envvars.CODE_MAX_RATIO, float),
+    "deadline": (envvars.CODE_TIMEOUT, float),
+}
+
+
+def options_from(environment: Mapping[str, str], registered: Registered | None = None) -> Options:
+    """Staging options from the pod's variables, and the job's own patience.
 
     Raises:
-        ConfigError: the variable's value is not a positive number.
+        ConfigError: values that are not positive numbers, all of them.
     """
-    given, seconds = environment.get(envvars.CODE_TIMEOUT), 0.0
-    if given is None:
-        return (Timeouts() if registered is None else registered.timeouts).code
-    with suppress(ValueError):
-        seconds = float(given)
-    if not seconds > 0:
-        problem = Problem(envvars.CODE_TIMEOUT, given, "is not a positive number", "set one, or unset it")
-        raise ConfigError([problem])
-    return seconds
+    from .staging import Options
+
+    values: dict[str, Any] = {} if registered is None else {"deadline": registered.timeouts.code}
+    problems = []
+    for field, (name, kind) in _OPTIONS.items():
+        if name not in environment:
+            continue
+        values[field] = 0
+        with suppress(ValueError):
+            values[field] = kind(environment[name])
+        if not values[field] > 0:
+            problems.append(Problem(name, environment[name], "is not a positive number", "set one, or unset it"))
+    if problems:
+        raise ConfigError(problems)
+    return Options(**values)
 
 
 def make_importable(dest: Path, of_image: Path) -> None:

@@ -91,6 +91,10 @@ class Patience:
         """Seconds left, at least 0."""
         return max(self.seconds - self.passed(), 0.0)
 
+    def end_within(self, seconds: float) -> None:
+        """Wait no longer than that for anything that is still asked."""
+        self.seconds = min(self.seconds, self.passed() + seconds)
+
     def tell(self, text: Callable[[], str]) -> None:
         """Say a line, if the last one was some time ago."""
         if time.monotonic() - self._told >= TELL_SECONDS:

@@ -20,7 +20,7 @@ def main() -> None:
     import fsspec.implementations.local  # noqa: F401
 
     from flytekitplugins_safedist.errors import SafedistError
-    from tests.harness.product import patience, points, stage
+    from tests.harness.product import Options, patience, points, stage
 
     def say(**what: object) -> None:
         print(json.dumps(what), flush=True)
@@ -43,7 +43,7 @@ def main() -> None:
     sys.stdin.readline()
     points.at, patience.FIRST_PAUSE = at, 0.01
     try:
-        code = stage(order["uri"], Path(order["dest"]), order.get("deadline", 1800.0))
+        code = stage(order["uri"], Path(order["dest"]), Options(deadline=order.get("deadline", 1800.0)))
     except SafedistError as error:
         say(error=type(error).__name__, message=str(error))
         sys.exit(1)

@@ -508,14 +508,23 @@ def test_code_is_found_in_a_directory_that_was_looked_at_within_the_resolution_o
     importlib.import_module("come_a_moment_later")
 
 
-def test_the_time_for_the_code_comes_from_the_pods_variable():
-    assert entrypoint.deadline_from({"SAFEDIST_CODE_TIMEOUT": "8"}) == 8
+def test_limits_come_from_the_pods_variables():
+    options = entrypoint.options_from(
+        {
+            "SAFEDIST_CODE_MAX_BYTES": "5",
+            "SAFEDIST_CODE_MAX_FILES": "6",
+            "SAFEDIST_CODE_MAX_RATIO": "7.5",
+            "SAFEDIST_CODE_TIMEOUT": "8",
+        }
+    )
+    assert options.deadline == 8
+    assert (options.max_bytes, options.max_files, options.max_ratio) == (5, 6, 7.5)
 
 
-@pytest.mark.parametrize("given", ["long", "-1"])
-def test_a_wrong_time_for_the_code_is_refused(given):
-    with pytest.raises(ConfigError, match=f"SAFEDIST_CODE_TIMEOUT='{given}' is not a positive number"):
-        entrypoint.deadline_from({"SAFEDIST_CODE_TIMEOUT": given})
+def test_every_wrong_limit_is_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        entrypoint.options_from({"SAFEDIST_CODE_MAX_BYTES": "much", "SAFEDIST_CODE_MAX_FILES": "-1"})
+    assert len(caught.value.problems) == 2
 
 
 def test_nothing_is_imported_before_the_rank_server_is_started():

@@ -28,8 +28,9 @@ class ObjectStore:
         fault: called with (method, number of the request from 0); returns None, a status code, ("cut", n) to break
             the connection after n bytes, ("reset", n) to reset it there, ("replace", content) to have the object
             overwritten first, "hang" for no answer as long as the store is open, "drip" for a byte now and then,
-            or ("short", n) for n bytes less.
+            ("held", n) to go on after n bytes when that is allowed, or ("short", n) for n bytes less.
         hanging: set as soon as a request hangs.
+        goes_on: set to allow what is held to go on.
         requests: how many of each method were asked.
         sent: bytes of the object that were sent.
     """
@@ -38,7 +39,7 @@ class ObjectStore:
         self.content = content
         self.fault: Callable[[str, int], object] = lambda _method, _number: None
         self.headers: dict[str, str | None] = {}
-        self.hanging = threading.Event()
+        self.hanging, self.goes_on = threading.Event(), threading.Event()
         self._closed = threading.Event()
         self.requests: Counter[str] = Counter()
         self.sent = 0
@@ -104,6 +105,11 @@ class ObjectStore:
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with self._lock:
             self.sent += len(body)
+        if kind == "held":
+            handler.wfile.write(body[:amount])
+            handler.wfile.flush()
+            self.goes_on.wait()
+            body = body[amount:]
         handler.wfile.write(body)
 
     def _drip(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:

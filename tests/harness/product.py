@@ -24,6 +24,7 @@ PRIVATE = {
     "command_line": "pod.command_line:command_line",
     "parse": "pod.command_line:parse",
     "patience": "store.patience",
+    "Options": "pod.staging:Options",
     "POINTS": "pod.staging:POINTS",
     "stage": "pod.staging:stage",
     "verdict": "pod.verdict",

@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from .points import POINTS
 from .stage import stage
+from .unpack import Options
 
-__all__ = ["POINTS", "stage"]
+__all__ = ["POINTS", "Options", "stage"]

@@ -149,7 +149,7 @@ class Source:
             options["client_kwargs"] = {"headers": {"Accept-Encoding": "identity"}, "auto_decompress": False}
 
         make = partial(access.get_filesystem, protocol, path=self._uri, **options)
-        return self.answer(Request(self.patience, lambda _: in_thread(make)))
+        return self._answer(Request(self.patience, lambda _: in_thread(make)))
 
     def _identity(self) -> object:
         """What changes when the archive does."""
@@ -170,31 +170,34 @@ class Source:
 
     def _info(self) -> Mapping[str, Any]:
         self._store.invalidate_cache()  # a listing from before an object changed would hide the change
-        info: Mapping[str, Any] = self.answer(Request(self.patience, lambda _: self.begin("info")))
+        info: Mapping[str, Any] = self._answer(Request(self.patience, lambda _: self.begin("info")))
         if info.get("type") == "directory":
             raise self.failed(FileNotFoundError(f"{self.patience.label} is a directory"))
         return info
 
-    def answer(self, call: Request[Any], stays: Callable[[Exception], bool] = lambda _: False) -> Any:
-        """What is asked of it; *stays*: of an error that it has nothing to do with. Raises SafedistError."""
+    def _answer(self, call: Request[Any]) -> Any:
         try:
             return call.result()
         except SafedistError:
             raise
         except Exception as error:
-            if stays(error):
-                raise
             raise self.failed(error, call.attempt) from error
 
 
 class Download:
-    """The archive on its way into a private file.
+    """The archive on its way into a private file, from its first byte on: it can be read as it arrives.
 
-    Each try has a file of its own: one that was given up may still write.
+    Each try has a file of its own, whose bytes are the same: an archive that changes meanwhile is found out by
+    :meth:`Source.differs`. A client may write its file in another order than the archive's: who reads before
+    :meth:`finish` may get what is not the archive, and must be able to tell.
 
     Args:
-        source: the archive.
+        source: the archive, looked at.
         directory: private; it must be there.
+
+    Raises:
+        OSError: of the disk.
+        SafedistError: of the store, as every method.
     """
 
     def __init__(self, source: Source, directory: Path) -> None:
@@ -202,25 +205,50 @@ class Download:
 
         self._source, self._directory = source, directory
         self._transfer, self._options = Callback(), source.in_one_stream()
-        self._path = directory / "archive-0"
-
-    def run(self) -> Path:
-        """The file, when all has come.
-
-        Raises:
-            OSError: of the disk.
-            SafedistError: of the store.
-        """
-        call: Request[Any] = Request(
-            self._source.patience,
+        self.path = directory / "archive-0"
+        self.is_whole = False
+        self._call: Request[Any] = Request(
+            source.patience,
             self._begin,
             check=self._see_its_size,
             stays=self._is_of_our_file,
             progress=self._progress,
             far=self._far,
         )
-        self._source.answer(call, self._is_of_our_file)
-        return self._path
+
+    def read(self, position: int, most: int) -> bytes:
+        """Some bytes from there on; none at the end. Waits for what has not come yet."""
+        while not self.is_whole and self._have() <= position:
+            self._wait()
+        with open(self.path, "rb", buffering=0) as file:
+            file.seek(position)
+            return file.read(most)
+
+    def begins_with(self, text: bytes) -> bool:
+        """Whether its first bytes, as far as they have come, are these."""
+        start = b""
+        while len(start) < len(text) and (more := self.read(len(start), len(text) - len(start))):
+            start += more
+        return start == text
+
+    def finish(self) -> None:
+        """Wait until all has come."""
+        while not self.is_whole:
+            self._wait()
+
+    def close(self) -> None:
+        """End it."""
+        self._call.cancel()
+
+    def _wait(self) -> None:
+        try:
+            self.is_whole = self._call.is_done()
+        except SafedistError:
+            raise
+        except Exception as error:
+            if self._is_of_our_file(error):
+                raise
+            raise self._source.failed(error, self._call.attempt) from error
 
     def _is_of_our_file(self, error: Exception) -> bool:
         """Whether it is our own disk that says so. Clients name the store's error as the cause of theirs."""
@@ -228,7 +256,7 @@ class Download:
             return False
         names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
         bare = error.__cause__ is None and Failure.NODE_DISK in of_errnos((error.errno or 0,))
-        return bare or str(self._path) in names or outlook(error) is Outlook.LOCAL
+        return bare or str(self.path) in names or outlook(error) is Outlook.LOCAL
 
     def _see_its_size(self, _answer: object) -> None:
         have, size = self._have(), self._source.size
@@ -240,13 +268,13 @@ class Download:
 
     def _begin(self, attempt: int) -> Future[Any]:
         with suppress(OSError):
-            self._path.unlink()
-        self._path = self._directory / f"archive-{attempt}"
-        return self._source.begin("get_file", str(self._path), callback=self._transfer, **self._options)
+            self.path.unlink()
+        self.path = self._directory / f"archive-{attempt}"
+        return self._source.begin("get_file", str(self.path), callback=self._transfer, **self._options)
 
     def _have(self) -> int:
         with suppress(FileNotFoundError):
-            return self._path.stat().st_size
+            return self.path.stat().st_size
         return 0
 
     def _progress(self) -> tuple[int, int]:

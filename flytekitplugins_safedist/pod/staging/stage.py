@@ -8,29 +8,28 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from io import BufferedReader
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ...errors import FsError, PathBlockedError
+from ...errors import ArchiveError, FsError, PathBlockedError, SafedistError
 from ...fs import ensure_dir
 from ...store.patience import Patience
 from ...texts import public
 from . import points
 from .fetch import Download, Source
 from .place import Placing, Private, disk_failed
-from .unpack import GZIP_MAGIC, Stream, Unpacking
+from .unpack import GZIP_MAGIC, Arriving, Options, Stream, Unpacking
 
 PICKLE_NAME = "pkl.gz"
 """flytekit's distribution of notebook code: not an archive, but one file that the resolver reads from the working
 directory (flytekit.core.python_auto_container.PICKLE_FILE_PATH)."""
 
-DEADLINE_SECONDS = 1800.0
-"""For the store, where nobody says otherwise."""
-
 _PIECE = 1 << 20
+
+_STILL_SECONDS = 5.0
+"""For a question whose answer only makes an error clearer."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,10 @@ class StagedCode:
     new: int
 
 
-def stage(uri: str, dest: Path, deadline: float = DEADLINE_SECONDS) -> StagedCode:
+def stage(uri: str, dest: Path, options: Options | None = None) -> StagedCode:
     """Bring the code archive ``uri`` into ``dest``, whatever else happens at the same time.
 
     Any number of processes and nodes may do this at once.
-
-    Args:
-        uri: of the archive.
-        dest: the directory.
-        deadline: seconds for all waiting for the store.
 
     Raises:
         CodeNotFoundError: the archive does not exist.
@@ -66,14 +60,15 @@ def stage(uri: str, dest: Path, deadline: float = DEADLINE_SECONDS) -> StagedCod
         PathBlockedError: a file of the destination stands where the code is to go.
         StagingError: anything else; infrastructure, worth a retry.
     """
-    patience = Patience(public(uri), deadline)
+    options = options or Options()
+    patience = Patience(public(uri), options.deadline)
     dest = Path(os.path.realpath(dest))
     with _explained(dest, "put the code into the destination directory"):
         ensure_dir(dest)
         with closing(Private(dest)) as private:
             points.at("begun")
             tree = private.path / "code"
-            code = _unpacked(Source(uri, patience), uri, tree)
+            code = _unpacked(Source(uri, patience), uri, tree, options)
             points.at("unpacked")
             placing = Placing(tree, dest)
             with _explained(dest, "put the code into the destination directory"):  # before the tree goes: what is free?
@@ -82,48 +77,71 @@ def stage(uri: str, dest: Path, deadline: float = DEADLINE_SECONDS) -> StagedCod
     return replace(code, new=code.files - placing.same)
 
 
-def _unpacked(source: Source, uri: str, tree: Path) -> StagedCode:
+def _unpacked(source: Source, uri: str, tree: Path, options: Options) -> StagedCode:
     """Fetch the archive, and unpack it into the new directory ``tree``."""
-    archive = _fetched(source, tree.with_name("fetched"))
-    points.at("fetch")
-    digest = _digest_of(archive)
-    # Parts of two versions look like one damaged archive. But whoever registers the same code again puts the same
-    # archive over this one (flytekit's ``FlyteRemote.upload_file``, whose addresses are made of what an archive holds).
-    if source.differs() and _digest_of(_fetched(source, tree.with_name("again"))) != digest:
+    pickled = urlsplit(uri).path.rpartition("/")[2] == PICKLE_NAME
+    source.look()
+    try:
+        with closing(Download(source, tree.parent)) as download:
+            code = _as_it_arrives(download, source, tree, options, pickled=pickled)
+    except ArchiveError as refusal:
+        source.patience.end_within(_STILL_SECONDS)
+        changed = False
+        with suppress(SafedistError):
+            changed = source.differs()
+        if changed:  # parts of two versions look like one damaged archive
+            raise source.changed() from refusal
+        raise
+    if source.differs() and _fetched_again(source, tree.with_name("again")) != code.digest:
         raise source.changed()
-    with archive.open("rb") as packed:
-        return _read(packed, digest, source, tree, pickled=urlsplit(uri).path.rpartition("/")[2] == PICKLE_NAME)
+    return code
 
 
-def _read(packed: BufferedReader, digest: str, source: Source, tree: Path, *, pickled: bool) -> StagedCode:
-    gzipped = pickled or packed.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
-    stream = Stream(packed, source.patience.label, gzipped=gzipped)
+def _fetched_again(source: Source, directory: Path) -> str:
+    """The digest of what is there now: whoever registers the same code again puts the same archive over this one
+    (flytekit's ``FlyteRemote.upload_file``, whose addresses are made of what an archive holds)."""
+    digest, position = hashlib.sha256(), 0
+    source.look()
+    with _explained(directory, "download the code archive", source):
+        directory.mkdir()
+        with closing(Download(source, directory)) as download:
+            download.finish()
+            while piece := download.read(position, _PIECE):
+                digest.update(piece)
+                position += len(piece)
+    return digest.hexdigest()
+
+
+def _as_it_arrives(download: Download, source: Source, tree: Path, options: Options, *, pickled: bool) -> StagedCode:
+    """Unpack while more arrives, where checksums tell whether these are the archive's bytes; and once more when all is
+    there, where they are not (see :class:`.fetch.Download`), or where nothing tells."""
+    with _explained(tree.parent, "download the code archive", source):
+        packed = download.begins_with(GZIP_MAGIC)
+        points.at("fetch")
+        if packed and not pickled:
+            with suppress(ArchiveError):
+                return _read(download, source, tree, options, pickled=False)
+            shutil.rmtree(tree)
+        download.finish()
+    return _read(download, source, tree, options, pickled=pickled)
+
+
+def _read(download: Download, source: Source, tree: Path, options: Options, *, pickled: bool) -> StagedCode:
+    digest = hashlib.sha256()
+    packed = Arriving(download.read, digest.update)
+    gzipped = pickled or download.begins_with(GZIP_MAGIC)
+    stream = Stream(packed, source.patience.label, options, gzipped=gzipped)
     with _explained(tree, "unpack the code", source, stream):
         tree.mkdir()
-        unpacking = Unpacking(stream, tree)
+        unpacking = Unpacking(stream, tree, options.max_files)
         if pickled:
             stream.through()  # a torn one must not be found by unpickling
-            shutil.copyfile(packed.name, tree / PICKLE_NAME)
+            shutil.copyfile(download.path, tree / PICKLE_NAME)
             unpacking.files.add(PICKLE_NAME)
         else:
             unpacking.run()
     files = len(unpacking.files)
-    return StagedCode(digest, files, stream.raw, new=files)
-
-
-def _fetched(source: Source, directory: Path) -> Path:
-    source.look()
-    with _explained(directory, "download the code archive", source):
-        directory.mkdir()
-        return Download(source, directory).run()
-
-
-def _digest_of(archive: Path) -> str:
-    digest = hashlib.sha256()
-    with archive.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+    return StagedCode(digest.hexdigest(), files, stream.raw, new=files)
 
 
 @contextmanager

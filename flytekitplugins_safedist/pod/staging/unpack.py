@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import os
 import re
 import shutil
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ...errors import ArchiveError
 from ...fs.atomic import NO_LINKS
@@ -42,12 +43,61 @@ GZIP_MAGIC = b"\x1f\x8b"
 _PIECE = 1 << 20
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to stage one archive. The defaults leave room for any real project and stop a bomb before the disk is full.
+
+    Attributes:
+        max_bytes: bytes of the unpacked stream, headers and padding included.
+        max_files: files, links and directories.
+        max_ratio: unpacked bytes per compressed byte, looked at only beyond ``ratio_from`` unpacked bytes: small
+            archives of empty files compress far better than that and hurt nobody.
+        ratio_from: unpacked bytes from which the ratio counts.
+        deadline: seconds for all waiting for the store.
+    """
+
+    max_bytes: int = 64 << 30
+    max_files: int = 1_000_000
+    max_ratio: float = 200.0
+    ratio_from: int = 1 << 28
+    deadline: float = 1800.0
+
+
+class Arriving(io.RawIOBase):
+    """The bytes of an archive as they are stored, read in order.
+
+    Args:
+        read: gives some from a position on, as many as asked at most; none at the end.
+        seen: told each piece.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], seen: Callable[[bytes], object]) -> None:
+        self._read, self._seen, self._position = read, seen, 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes so far."""
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """As of every raw stream."""
+        data = self._read(self._position, len(buffer))
+        self._seen(data)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
 class Stream:
-    """The bytes of an archive, unpacked and verified; read once, forward.
+    """The bytes of an archive, unpacked, verified and within the limits; read once, forward.
 
     Args:
         packed: the bytes as they are stored.
         label: the archive, for messages.
+        options: its limits.
         gzipped: whether they are packed.
 
     Attributes:
@@ -55,17 +105,18 @@ class Stream:
         member: the one that is being read, for messages.
     """
 
-    def __init__(self, packed: BinaryIO, label: str, *, gzipped: bool) -> None:
+    def __init__(self, packed: Arriving, label: str, options: Options, *, gzipped: bool) -> None:
         self.raw = 0
         self.member = ""
-        self._label = label
-        self._file: Any = _Gunzip(fileobj=packed, mode="rb") if gzipped else packed
+        self._packed, self._label, self._limits = packed, label, options
+        buffered = io.BufferedReader(packed, _PIECE)
+        self._file: Any = _Gunzip(fileobj=buffered, mode="rb") if gzipped else buffered
 
     def read(self, size: int) -> bytes:
         """So many bytes; less at the end.
 
         Raises:
-            ArchiveError: they are damaged or truncated.
+            ArchiveError: they are damaged, truncated, or over the limits.
         """
         try:
             data: bytes = self._file.read(size)
@@ -75,6 +126,8 @@ class Stream:
             what = "The archive is damaged: its gzip stream does not decode, fails its checksum, or has something else"
             raise self.damaged(f"{what} behind it", error) from error
         self.raw += len(data)
+        if self.raw > self._limits.max_bytes or self.raw > self._limits.ratio_from:
+            self._check()
         return data
 
     def exactly(self, size: int) -> bytes:
@@ -133,6 +186,22 @@ class Stream:
         member = {"member": repr(self.member)} if self.member else {}
         facts.setdefault("hint", "leave that out of the code (.flyteignore)")
         return ArchiveError(what, where={"archive": self._label, **member, "host": os.uname().nodename}, **facts)
+
+    def _check(self) -> None:
+        limits, compressed = self._limits, self._packed.tell()
+        if self.raw > limits.max_bytes:
+            raise self.refused(
+                "The archive unpacks to more than the limit",
+                seen=f"more than {limits.max_bytes} bytes",
+                hint="keep data out of the code archive (.flyteignore), or raise SAFEDIST_CODE_MAX_BYTES",
+            )
+        if self.raw > limits.max_ratio * compressed:
+            raise self.refused(
+                "The archive unpacks to suspiciously much for its size",
+                seen=f"{self.raw} bytes from {compressed}",
+                expected=f"at most {limits.max_ratio:g} times",
+                hint="if it is meant to be so, raise SAFEDIST_CODE_MAX_RATIO",
+            )
 
 
 # --- tar (POSIX.1-2001 pax, "ustar Interchange Format"; GNU tar's long names and base-256 numbers) --------------------
@@ -256,14 +325,15 @@ class Unpacking:
     Args:
         stream: of the archive.
         into: the directory, as it was made: its mode says which bits the user's umask leaves.
+        most: files, links and directories at most.
 
     Attributes:
         files: paths of all files and links, relative to the directory.
     """
 
-    def __init__(self, stream: Stream, into: Path) -> None:
+    def __init__(self, stream: Stream, into: Path, most: int) -> None:
         self.files: set[str] = set()
-        self._stream, self._into = stream, str(into)
+        self._stream, self._into, self._most = stream, str(into), most
         self._allowed = stat.S_IMODE(into.stat().st_mode)
         self._directories = {""}
         self._links: dict[str, str] = {}
@@ -277,6 +347,13 @@ class Unpacking:
             OSError: of the disk.
         """
         for member in members(self._stream):
+            if len(self.files) + len(self._links) + len(self._directories) > self._most:
+                self._stream.member = ""
+                raise self._stream.refused(
+                    "The archive holds more files than the limit",
+                    expected=f"at most {self._most}",
+                    hint="keep data out of the code archive (.flyteignore), or raise SAFEDIST_CODE_MAX_FILES",
+                )
             try:
                 self._make(self._inside(member.name), member)
             except OSError as error:

@@ -18,7 +18,8 @@ from flytekit.core.data_persistence import FileAccessProvider
 from fsspec.implementations.local import LocalFileSystem
 
 from flytekitplugins_safedist.errors import CodeNotFoundError, MissingDependencyError, StagingError
-from flytekitplugins_safedist.pod.staging import stage
+from flytekitplugins_safedist.pod.staging import Options, points, stage
+from flytekitplugins_safedist.pod.staging.fetch import Download
 from flytekitplugins_safedist.store import patience
 from tests.harness.objectstore import ObjectStore
 from tests.harness.tarballs import project
@@ -50,7 +51,7 @@ def store(request, tmp_path):
 
 
 def staged(server, tmp_path, **changes):
-    code = stage(server.url, tmp_path / "dest", **changes)
+    code = stage(server.url, tmp_path / "dest", Options(**changes))
     assert (tmp_path / "dest/blob.bin").read_bytes() == BLOB
     return code
 
@@ -103,7 +104,7 @@ def test_a_file_system_that_is_not_asynchronous_is_fetched_from(plain, tmp_path)
 
 def test_a_file_system_that_is_not_asynchronous_and_hangs_is_bounded_too(plain, tmp_path, short):
     with pytest.raises(StagingError, match="not fetched in time"):
-        stage(plain, tmp_path / "dest", deadline=0.3)
+        stage(plain, tmp_path / "dest", Options(deadline=0.3))
     Plain.answers.set()  # the thread that was left behind ends
 
 
@@ -111,8 +112,44 @@ def test_a_client_that_takes_long_to_be_made_is_bounded_too(plain, tmp_path, mon
     made = threading.Event()
     monkeypatch.setattr(Plain, "__init__", lambda *_, **__: made.wait())
     with pytest.raises(StagingError, match="not fetched in time"):
-        stage(plain, tmp_path / "dest", deadline=0.3)
+        stage(plain, tmp_path / "dest", Options(deadline=0.3))
     made.set()
+
+
+def test_an_archive_is_unpacked_while_it_arrives_and_every_byte_is_fetched_once(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(points, "at", lambda point: store.goes_on.set() if point == "fetch" else None)
+    store.fault = lambda method, _: ("held", 1 << 20) if method == "GET" else None
+    staged(store, tmp_path)
+    assert store.sent == len(ARCHIVE)
+
+
+@pytest.mark.parametrize("archive", [ARCHIVE, gzip.decompress(ARCHIVE)], ids=["gzip", "plain"])
+@pytest.mark.parametrize("first", [0, 4 << 20], ids=["nothing first", "half of it first"])
+def test_a_client_may_write_its_file_in_any_order(plain, tmp_path, monkeypatch, archive, first):
+    """gcsfs and others make it as long as the archive at once, and fill it in as parts arrive."""
+    (tmp_path / "fast.tar.gz").write_bytes(archive)
+    Plain.answers.set()
+    read, tried = Download.read, threading.Event()
+
+    def noted(self, position, most):
+        data = read(self, position, most)
+        if position + len(data) > first:
+            tried.set()
+        return data
+
+    def fetch(_, content, path):
+        with open(path, "wb") as file:
+            file.write(content[:first])
+            file.flush()
+            os.truncate(path, len(content))
+            if first and content == ARCHIVE:  # what is plain is not looked at before all is there
+                tried.wait()
+            file.write(content[first:])
+
+    monkeypatch.setattr(Download, "read", noted)
+    monkeypatch.setattr(Plain, "fetch", fetch)
+    stage(plain, tmp_path / "dest")
+    assert (tmp_path / "dest/blob.bin").read_bytes() == BLOB
 
 
 def test_a_download_may_take_long_as_long_as_something_comes(plain, tmp_path, monkeypatch, short):
@@ -234,7 +271,7 @@ def test_a_server_that_is_not_there_is_one_error(tmp_path):
 
 def test_a_store_that_nothing_here_speaks_to_is_named(tmp_path):
     with pytest.raises(MissingDependencyError, match="cannot reach the store") as caught:
-        stage("nosuch://bucket/key", tmp_path / "dest")
+        stage("nosuch://bucket/key", tmp_path / "dest", Options())
     assert "install the store's fsspec package" in str(caught.value)
 
 
@@ -246,7 +283,7 @@ def test_a_store_whose_address_is_wrong_needs_no_package(endpoint, tmp_path, mon
         FlyteContextManager.with_context(FlyteContextManager.current_context().with_file_access(access)),
         pytest.raises(StagingError, match="check the store's address") as caught,
     ):
-        stage("s3://bucket/fast.tar.gz", tmp_path / "dest", deadline=0.3)
+        stage("s3://bucket/fast.tar.gz", tmp_path / "dest", Options(deadline=0.3))
     assert "install" not in str(caught.value)
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from flytekitplugins_safedist.errors import ArchiveError, PathBlockedError, StagingError
-from flytekitplugins_safedist.pod.staging import POINTS, place, points, stage, unpack
+from flytekitplugins_safedist.pod.staging import POINTS, Options, place, points, stage, unpack
+from flytekitplugins_safedist.pod.staging.fetch import Download
 from flytekitplugins_safedist.pod.staging.place import Private
 from tests.harness.procs import until
 from tests.harness.staging_actors import content
@@ -35,17 +36,17 @@ class Node:
         self.archive.write_bytes(project(FILES))
         self.points: list[str] = []
 
-    def stage(self, *members):
+    def stage(self, *members, **changes):
         if members:
             self.archive.write_bytes(targz(members))
-        return stage(str(self.archive), self.dest)
+        return stage(str(self.archive), self.dest, Options(**changes))
 
-    def refused(self, archive: bytes, kind=ArchiveError) -> str:
+    def refused(self, archive: bytes, kind=ArchiveError, **changes) -> str:
         """The error, "" where there is none; nothing has changed, and nothing is left behind."""
         before, caught = content(self.dest), None
         self.archive.write_bytes(archive)
         try:
-            self.stage()
+            self.stage(**changes)
         except kind as error:
             caught = error
         if caught is None:
@@ -136,11 +137,14 @@ def test_links_that_leave_the_project_are_kept_and_nothing_is_written_where_they
     assert list(data.iterdir()) == []
 
 
+@pytest.mark.parametrize("size", [1, 7, 1 << 18])
 @pytest.mark.parametrize("engine", ["isal", "zlib"])
-def test_packed_or_not_in_one_member_or_several_and_padded_it_is_the_same(node, monkeypatch, engine):
+def test_packed_or_not_in_one_member_or_several_and_padded_it_is_the_same(node, monkeypatch, engine, size):
+    read = Download.read
+    monkeypatch.setattr(Download, "read", lambda self, position, most: read(self, position, min(size, most)))
     if engine == "zlib":
         monkeypatch.setattr(unpack, "_Gunzip", gzip.GzipFile)
-    raw = tar([member("a.py", b"1"), member("b.bin", random.Random(1).randbytes(3 << 20))])
+    raw = tar([member("a.py", b"1"), member("b.bin", random.Random(1).randbytes(3 << (20 if size > 7 else 10)))])
     half = len(raw) // 2
     expected = None
     for packed in (raw, gzip.compress(raw), gzip.compress(raw[:half]) + gzip.compress(raw[half:]) + bytes(300)):
@@ -309,6 +313,19 @@ def test_whatever_bytes_headers_are_made_of_nothing_is_written_elsewhere_and_the
             node.archive.write_bytes(damaged)
             node.stage()
     assert {path.name for path in node.root.iterdir() if not path.name.startswith("dest-")} == {"fast.tar.gz"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_bytes": 5000}, "SAFEDIST_CODE_MAX_BYTES"),
+        ({"max_files": 4}, "SAFEDIST_CODE_MAX_FILES"),
+        ({"max_ratio": 2, "ratio_from": 5000}, "SAFEDIST_CODE_MAX_RATIO"),
+    ],
+)
+def test_what_is_over_a_limit_is_refused_and_says_which(node, limits, words):
+    node.dest.mkdir()
+    assert words in node.refused(WHOLE, **limits)
 
 
 def test_an_archive_that_changes_while_it_is_read_is_not_used(node, monkeypatch):
