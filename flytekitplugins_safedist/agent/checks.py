@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from .. import own
+from .. import package
 from ..config.options import Preflight
 from ..coordinator.books import Round
 from ..fs.identity import Identity
@@ -90,7 +90,7 @@ class Checks:
         place = Identity(start.node_rank, start.size, 0, 1, start.node_rank, start.size, start.number, plan.job.number)
         meets = meeting(start, plan, place, TorchBackend(), CHECKS)
         self._process = process = subprocess.Popen(
-            [sys.executable, *own.program(_BOOT, str(plan.scratch.path), str(file), str(until))],
+            [sys.executable, *package.program(_BOOT, str(plan.scratch.path), str(file), str(until))],
             env={**plan.job.ranks_environment, **meets, **plan.job.call.variables},
             cwd=plan.scratch.path,
             stdin=subprocess.PIPE,

@@ -29,7 +29,7 @@ from itertools import takewhile
 from types import FrameType, ModuleType
 from typing import Any
 
-from .. import envvars, own
+from .. import envvars, package
 from ..compat import flytekit as flytekit_inside
 from ..config.caches import CACHES
 
@@ -221,7 +221,7 @@ def threads_by(environment: Mapping[str, str], names: Sequence[str]) -> int:
 def elsewhere(names: Collection[str], path: Sequence[str]) -> str | None:
     """Which of these modules, imported here, are somebody else's by that module search path; None where none is."""
     importlib.invalidate_caches()  # a directory may have come since it was looked for
-    theirs = {name: getattr(sys.modules.get(name), "__spec__", None) for name in names if name != own.NAME}
+    theirs = {name: getattr(sys.modules.get(name), "__spec__", None) for name in names if name != package.NAME}
     other = sorted(name for name, spec in theirs.items() if is_elsewhere(spec, path))
     if not other:
         return None

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import envvars, log, meeting, own, stopping
+from .. import envvars, log, meeting, package, stopping
 from ..compat import flytekit as flytekit_inside
 from ..compat import horovod as horovod_inside
 from ..compat import torch as torch_inside
@@ -99,7 +99,7 @@ def start_fresh(job: JobOrder, order: RankOrder) -> int:
 
 def _command(server: int) -> list[str]:
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *flags, *own.program(_BOOT, str(server), path=_PATH)]
+    return [sys.executable, *flags, *package.program(_BOOT, str(server), path=_PATH)]
 
 
 def _orders(job: JobOrder, order: RankOrder) -> int:

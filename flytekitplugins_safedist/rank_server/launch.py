@@ -15,7 +15,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from .. import own
+from .. import package
 from ..errors import LaunchError
 
 NEEDED = ("torch", "flytekit", "horovod", "flytekitplugins_safedist")
@@ -54,7 +54,7 @@ def launch(environment: Mapping[str, str]) -> Launched:
     try:
         with theirs:
             child = subprocess.Popen(
-                [sys.executable, *flags, *own.program(_BOOT, *where, path="sys.path[:] = sys.argv[3:]")],
+                [sys.executable, *flags, *package.program(_BOOT, *where, path="sys.path[:] = sys.argv[3:]")],
                 env=dict(environment),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import envvars
+from .. import envvars, package
 from ..agent import memory
 from ..preflight import machine
 from ..preflight.machine import Finding
@@ -88,7 +88,7 @@ def out_of_memory(group: memory.Cgroup | None) -> Finding:
 
 def output_of(program: str, *arguments: str) -> dict[str, Any] | str:
     """What *program* prints, as JSON, in a process of its own; or, in one line, why there is nothing."""
-    command = [sys.executable, "-c", program, *arguments]
+    command = [sys.executable, *package.program(program, *arguments)]
     environment = {**os.environ, "CUDA_MODULE_LOADING": "LAZY"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=environment)
