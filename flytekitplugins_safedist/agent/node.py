@@ -25,7 +25,6 @@ from ..rank.backends.torch import LOOPBACK
 from ..rank.outcome import RankOutcome, root_cause
 from ..rank.outcome_text import how
 from ..rank.places import RankFiles
-from ..record.run import JobCosts, RunRecord, Shown
 from ..store.patience import within
 from . import memory, scratch, signals
 from .actions import Blame, CallRanks, EndRanks, Exit, MakeOffer, SaveAt, StartRanks, TakePicture, Upload
@@ -67,8 +66,9 @@ class Report:
     """The job; where this and the verdict are not there, others have ended it, and nobody has said how."""
     decks: tuple[dict[str, str], ...] = ()
     """Of a rank that failed."""
-    shown: Shown = field(default_factory=Shown)
-    """The page of the run; on the node that uploads."""
+    page: str = ""
+    file: str = ""
+    """The page of the run, on the node that uploads; and where it is as a file, in a local run."""
 
 
 class NodeAgent(Loop):
@@ -83,7 +83,7 @@ class NodeAgent(Loop):
         super().__init__(job)
         self.plan = plan
         self.report = Report()
-        self.record = RunRecord(plan.run, hosts=lambda: job.leads, send=job.note, others=job.notes, course=self._costs)
+        self.record = plan.record(job, self._costs)
         self._ranks: Ranks | None = None
         self._saving: RoundSaving | None = None
         self._hangs: HangWatch | None = None
@@ -341,10 +341,10 @@ class NodeAgent(Loop):
             self._checked += checked.seconds
             self._act(self.policy.on_return((), time.monotonic(), checked.report))
 
-    def _costs(self) -> JobCosts:
+    def _costs(self) -> dict[str, list[str]]:
         books, most = self.policy.books, self.policy.rules.max_restarts
         restarts = [books.restart_text(each, most) for each in books.restarts]
-        return JobCosts(restarts, [each.why for each in books.losses])
+        return {"restart": restarts, "loss": [each.why for each in books.losses]}
 
     # --- hangs --------------------------------------------------------------------------------------------------------
     def _take_picture(self, look: int) -> None:

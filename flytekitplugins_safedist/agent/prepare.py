@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,11 +27,12 @@ from ..rank.shared_inputs import amount
 from ..rank_server.cleanup import remove
 from ..rank_server.client import RankServer
 from ..rank_server.scan import Scan, scan
-from ..record.run import Run
+from ..record.run import RunRecord
 from ..record.run_page import ConsoleDeck
 from ..store.patience import within
 from . import arrival, disk, scratch, standby
 from .disk import DiskLimit
+from .membership import Membership
 
 if TYPE_CHECKING:
     from flytekit.models.literals import LiteralMap
@@ -184,13 +185,12 @@ class NodePlan:
         """The job's directory on this node."""
         return self.scratched.job
 
-    @property
-    def run(self) -> Run:
-        """For its record."""
+    def record(self, member: Membership, course: Callable[[], Mapping[str, Sequence[str]]]) -> RunRecord:
+        """Of the run that begins; *course*: what the job has spent."""
         job, call, flyte = self.job, self.job.call, self.job.attempt.flyte
         has_deck, prefix = self.settings.decks is not None, flyte.output_metadata_prefix
         is_shown = not job.is_local and has_deck
-        return Run(
+        return RunRecord(
             call.name,
             is_local=job.is_local,
             has_deck=has_deck,
@@ -203,6 +203,10 @@ class NodePlan:
             inputs=partial(amount, self.scratch.inputs),
             prepared=self.seconds,
             nproc_per_node=self.settings.nproc_per_node,
+            hosts=lambda: member.leads,
+            send=member.note,
+            others=member.notes,
+            course=course,
         )
 
     @property

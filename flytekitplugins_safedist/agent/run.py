@@ -125,7 +125,7 @@ def _show(agent: NodeAgent) -> None:
     """Make the page of the run."""
     verdict = agent.report.verdict
     failure = {} if verdict is None else {"code": verdict.error.error_code, "cause": str(verdict.error)}
-    agent.report.shown = agent.record.show(logger.info, **failure)
+    agent.report.page, agent.report.file = agent.record.show(logger.info, **failure)
 
 
 @contextlib.contextmanager
@@ -147,7 +147,7 @@ def of_platform() -> Iterator[None]:
 
 
 def _result(report: Report) -> Done | Verdict:
-    first = ({"name": run_page.NAME, "html": report.shown.page},) if report.shown.page else ()
+    first = ({"name": run_page.NAME, "html": report.page},) if report.page else ()
     if report.verdict is not None:
         return replace(report.verdict, decks=(*first, *report.decks))
     if report.result is None:
@@ -182,7 +182,7 @@ def _end_line(report: Report, preparing: float) -> str:
 
 
 def _where(report: Report) -> str:
-    return f"; the record of this run: {report.shown.file}" if report.shown.file else ""
+    return f"; the record of this run: {report.file}" if report.file else ""
 
 
 def is_ctrl_c(error: SafedistError) -> bool:

@@ -1,5 +1,5 @@
-"""The ways out of a node for what is measured there: OpenTelemetry's own library, in this process, for Prometheus and
-for a collector.
+"""What is measured of a run while it goes on, and the ways out of a node for it: OpenTelemetry's own library, in this
+process, for Prometheus and for a collector.
 
 No job fails for them: what cannot be begun is a warning, and what is away is tried again by the library, on a thread of
 its own.
@@ -11,11 +11,11 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config.options import Metrics
-from .instruments import TABLE, Instrument, Readings
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Observation
@@ -24,6 +24,51 @@ logger = logging.getLogger(__name__)
 
 _LAST_EXPORT_SECONDS = 1.5
 """That the end of a job waits for it."""
+
+
+@dataclass(frozen=True)
+class Instrument:
+    """One of what is measured.
+
+    Attributes:
+        name: with dots, as OpenTelemetry writes it.
+        unit: as in UCUM.
+        help: what it is, in a sentence.
+        label: what its values are told apart by; "": it has one.
+        counts: whether it only grows.
+    """
+
+    name: str
+    unit: str
+    help: str
+    label: str = ""
+    counts: bool = False
+
+
+Readings = Mapping[Instrument, Mapping[Any, float]]
+"""The values of each, by that of its label."""
+
+_counter, _gauge = partial(Instrument, counts=True), Instrument
+
+RESTARTS = _counter(
+    "safedist.restarts", "{restart}", "Restarts of all ranks together in this attempt; node 0 tells it."
+)
+LOSSES = _counter("safedist.losses", "{node}", "Nodes lost in this attempt; node 0 tells it.")
+STAGING = _counter("safedist.staging.time", "s", "Time in which the task's code was put on this node.")
+FILES = _counter("safedist.inputs.files", "{file}", "Files of inputs that were downloaded for all ranks of this node.")
+BYTES = _counter("safedist.inputs.size", "By", "Bytes of inputs that were downloaded for all ranks of this node.")
+RENDEZVOUS = _counter("safedist.rendezvous.time", "s", "Time in which this node waited for the others.")
+STEP = _gauge("safedist.rank.step", "{step}", "Number of the step that the rank is in.", "rank")
+STEPS = _counter("safedist.rank.steps", "{step}", "Steps that the rank has ended.", "rank")
+_STALLED = "Time in steps that took ten times as long as the others, and a second."
+STALLED = _counter("safedist.rank.stall.time", "s", _STALLED, "rank")
+MEMORY = _gauge("safedist.rank.memory.usage", "By", "Memory that the rank's process holds.", "rank")
+_BUSY = "Part of the last second or so in which the GPU ran a kernel."
+GPU_BUSY = _gauge("safedist.gpu.utilization", "1", _BUSY, "gpu")
+GPU_MEMORY = _gauge("safedist.gpu.memory.usage", "By", "Memory of the GPU that is in use.", "gpu")
+
+TABLE = tuple(each for each in list(globals().values()) if isinstance(each, Instrument))
+"""All of them, in this order."""
 
 
 def begin(
@@ -43,14 +88,12 @@ def begin(
         warn: takes a sentence on each way that is not there.
     """
     readers: list[Any] = []
-    if metrics.prometheus is not None:
-        with _warning(warn, "no metrics for prometheus"):
-            readers.append(_scraped(metrics.prometheus, held))
-    if metrics.otlp:
-        with _warning(warn, "no metrics for otlp"):
-            readers.append(_sending())
-    if readers:
-        with _warning(warn, "no metrics"):
+    with _warning(warn, "no metrics for prometheus"):
+        readers += [_scraped(metrics.prometheus, held)] if metrics.prometheus is not None else []
+    with _warning(warn, "no metrics for otlp"):
+        readers += [_sending()] if metrics.otlp else []
+    with _warning(warn, "no metrics"):
+        if readers:
             held.callback(measure(readers, read, labels))
 
 
@@ -112,4 +155,4 @@ def _observed(instrument: Instrument, read: Callable[[], Readings], _options: ob
     from opentelemetry.metrics import Observation
 
     for label, value in read().get(instrument, {}).items():
-        yield Observation(value, {instrument.label: label} if instrument.label else {})
+        yield Observation(value, {instrument.label: str(label)} if instrument.label else {})

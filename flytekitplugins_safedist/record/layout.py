@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 from .summary import SLICES, VERSION, RankSummary, StageTimes, bucket, percentile, seconds_of
 
@@ -147,15 +149,14 @@ def read(memory: memoryview, rank: int, *, since: float, until: float, how: str)
     """
     noted = RankMemory.from_buffer_copy(memory)
     if noted.version != VERSION or not math.isfinite(noted.began):
-        return RankSummary(rank, since, until, how, phases=[("start", 0.0, max(0.0, until - since))])
+        return RankSummary(rank, since, until, how, [("start", 0.0, max(0.0, until - since))])
+    summary = RankSummary(rank, noted.began, until, how)
     with suppress(ValueError, ArithmeticError):  # what code of the task may write there: no numbers
-        summary = RankSummary(rank, since, until, how)
-        _fill(summary, noted)
-        json.dumps(summary.to_dict(), allow_nan=False)
+        found = replace(summary, **_facts(noted, since, until, has_returned=how == "returned"))
+        json.dumps(found.to_dict(), allow_nan=False)
         # The user's own, and any number: a loss that has become none is no reason to hide what the rank did.
-        summary.values = {_name(each): each.number for each in noted.values if each.name}
-        return summary
-    return RankSummary(rank, since, until, how)
+        return replace(found, values={_name(each): each.number for each in noted.values if each.name})
+    return summary
 
 
 def has_met(memory: memoryview) -> bool:
@@ -164,49 +165,28 @@ def has_met(memory: memoryview) -> bool:
     return noted.version == VERSION and bool(noted.met)
 
 
-def _fill(summary: RankSummary, noted: RankMemory) -> None:
-    shift = noted.began - summary.since
-    summary.phases = list(_phases(summary, noted, shift))
-    summary.steps, summary.step, summary.durations = noted.steps, noted.step, _durations(noted)
-    summary.met, summary.saved, count = bool(noted.met), noted.saved, min(noted.saved, _SAVES)
-    saves = [noted.saves[number % _SAVES] for number in range(noted.saved - count, noted.saved)]
-    summary.saves = [(each.step, shift + each.at, each.seconds) for each in saves]
-    summary.cpu, summary.peak, summary.gpu = noted.cpu, noted.peak, noted.gpu
-    for row in noted.stages:
-        if row.times:
-            end = shift + row.ends / row.times
-            summary.stages[_name(row)] = StageTimes(row.times, row.seconds, end)
-    limit = _limit(summary.durations)
-    stalls = [(shift + each.at, each.seconds) for each in noted.longest if each.seconds > limit]
-    goes_on = _step_goes_on(noted, summary.until) if summary.how != "returned" else 0.0
-    summary.stalls = sorted([*stalls, *([(shift + noted.stepped, goes_on)] if goes_on > limit else [])])
-    _slice(summary, noted, shift)
-
-
-def _slice(summary: RankSummary, noted: RankMemory, shift: float) -> None:
-    count = max(1, min(SLICES, math.ceil((summary.until - noted.began) / noted.every)))
-    summary.sliced, summary.every = shift, noted.every
-    most = max(noted.pace)
-    summary.rate = most / noted.every
-    summary.pace = "".join(_digit(each / most) for each in noted.pace[:count]) if most else ""
-    summary.shares = {
-        _name(row): "".join(_digit(each / noted.every) for each in noted.shares[row.share - 1][:count])
-        for row in noted.stages
-        if 0 < row.share <= SHARES
+def _facts(noted: RankMemory, since: float, until: float, *, has_returned: bool) -> dict[str, Any]:
+    lasted, durations = until - noted.began, _durations(noted)
+    count, most = max(1, min(SLICES, math.ceil(lasted / noted.every))), max(noted.pace)
+    stages = {_name(row): row for row in noted.stages if row.times}
+    shares = {name: noted.shares[row.share - 1] for name, row in stages.items() if 0 < row.share <= SHARES}
+    saves = [noted.saves[number % _SAVES] for number in range(max(0, noted.saved - _SAVES), noted.saved)]
+    steps = [(each.at, each.seconds) for each in noted.longest]
+    phases = [(name, row.at, row.seconds) for name, row in zip(PHASES, noted.phases, strict=True) if row.step]
+    if not has_returned:
+        steps.append((noted.stepped, _step_goes_on(noted, until)))
+        ended = sum(phases[-1][1:]) if phases else 0.0
+        phases += [(name, ended, max(0.0, lasted - ended)) for name in PHASES[len(phases) :][:1]]
+    return {name: getattr(noted, name) for name in ("steps", "step", "met", "saved", "cpu", "peak", "gpu", "every")} | {
+        "phases": [("start", since - noted.began, noted.began - since), *phases],
+        "stages": {name: StageTimes(row.times, row.seconds, row.ends / row.times) for name, row in stages.items()},
+        "durations": durations,
+        "rate": most / noted.every,
+        "pace": _digits(noted.pace[:count], most) if most else "",
+        "shares": {name: _digits(row[:count], noted.every) for name, row in shares.items()},
+        "stalls": sorted(each for each in steps if each[1] > _limit(durations)),
+        "saves": [(each.at, each.seconds, each.step) for each in saves],
     }
-
-
-def _phases(summary: RankSummary, noted: RankMemory, shift: float) -> Iterator[tuple[str, float, float]]:
-    """With the start before them, and the phase that the rank was in when it ended."""
-    yield "start", 0.0, max(0.0, shift)
-    end = shift
-    for name, row in zip(PHASES, noted.phases, strict=True):
-        if not row.step:
-            if summary.how != "returned":
-                yield name, end, max(0.0, summary.until - summary.since - end)
-            return
-        yield name, shift + row.at, row.seconds
-        end = shift + row.at + row.seconds
 
 
 def _durations(noted: RankMemory) -> dict[int, int]:
@@ -228,5 +208,5 @@ def _name(row: StageRow | ValueRow) -> str:
     return bytes(row.name).decode("utf-8", "replace")
 
 
-def _digit(part: float) -> str:
-    return str(min(9, max(1, round(9 * part)))) if part > 0.001 else "0"
+def _digits(amounts: Iterable[float], whole: float) -> str:
+    return "".join(str(min(9, max(1, round(9 * each / whole)))) if each > 0.001 * whole else "0" for each in amounts)

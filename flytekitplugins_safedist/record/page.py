@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import fmean
 
 from ..texts import cut, human
-from . import findings, pictures
-from .findings import Findings, shown_seconds
+from . import pictures
+from .findings import Findings, shown_seconds, steps_of
 from .pictures import Bar, table
 from .summary import RankSummary, percentile
 
@@ -26,8 +26,6 @@ _NO_ONE = (
     ": none was later than the others at the end of a stage. (One with a collective in it ends "
     "on all ranks at once: give the collective a stage of its own.)"
 )
-_KINDS = {f"p-{phase}": phase for phase in findings.PHASES}
-_KINDS |= {"low": "few steps", "mid": "more", "high": "most steps", "stall": "stall", "save": "save"}
 
 
 @dataclass(frozen=True)
@@ -73,97 +71,80 @@ def whole(content: str, title: str) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body class="own">{content}</body></html>'
 
 
-def _made(found: Findings, end: JobEnd, rows: int) -> str:
-    ranks = _rows(found, rows)
-    round_ends = {number: why or "the job ended" for number, (_, _, why) in found.rounds.items()}
-    if end.code and found.rounds:
-        round_ends[max(found.rounds)] = end.cause.partition("\n")[0][:_LINE_CHARACTERS]
+def _made(found: Findings, end: JobEnd, most: int) -> str:
+    """With so many rows: of very many ranks those that held the others back, and then the first."""
+    marked = {held.rank for held in found.held}
+    ranks = sorted(found.ranks, key=lambda rank: (rank.rank not in marked, rank.rank))[:most]
+    ranks.sort(key=lambda rank: rank.rank)
     sections = [
-        f"<style>{_STYLE}</style>",
         _summary(found, end),
-        _cause(end),
-        _times(found, ranks, round_ends),
+        f"<h3>Root cause</h3><pre>{escape(cut(end.cause, _TEXT_CHARACTERS))}</pre>" if end.code else "",
+        _times(found, ranks, end),
         _spent(found),
         _stages(found, ranks),
-        _steps(found, ranks),
+        _steps(ranks),
         _memory(ranks),
-        _gpus(found, rows),
-        _nodes(found),
+        _gpus(found, most),
+        f"<h3>Nodes</h3>{_nodes(found)}",
     ]
-    return "".join(sections)
-
-
-def _rows(found: Findings, most: int) -> list[RankSummary]:
-    """The ranks that are shown: all, or of very many those that held the others back and then the first."""
-    marked = {held.rank for held in found.held[: findings.NAMED]}
-    ordered = sorted(found.ranks, key=lambda rank: (rank.rank not in marked, rank.rank))[:most]
-    return sorted(ordered, key=lambda rank: rank.rank)
+    return f'<style>{_STYLE}</style><div class="sd">{"".join(sections)}</div>'
 
 
 def _figure(title: str, *content: str) -> str:
-    return f"<h3>{escape(title)}</h3><figure>{''.join(content)}</figure>"
+    """What is drawn, and its table last; nothing where that has no rows."""
+    return f"<h3>{escape(title)}</h3><figure>{''.join(content)}</figure>" if content[-1] else ""
 
 
 def _summary(found: Findings, end: JobEnd) -> str:
-    ranks, durations = found.ranks, [rank.durations for rank in found.ranks if rank.durations]
+    ranks, middles = found.ranks, sorted(percentile(rank.durations, 0.5) for rank in found.ranks if rank.durations)
     nodes = sum(every.round == found.round for node in found.nodes for every in node.rounds)
     count = f"{len(ranks)} of {found.world_size}" if len(ranks) < found.world_size else len(ranks)
+    kind = "bad" if end.code else "soft" if end.goes_on else "good"
     words = [
         f"failed: {end.code}" if end.code else "running" if end.goes_on else "succeeded",
         shown_seconds(found.until - found.since),
         f"{count} rank(s) on {nodes} node(s)",
         f"{len(found.rounds)} round(s)",
     ]
-    if durations:
-        middle = sorted(percentile(each, 0.5) for each in durations)[len(durations) // 2]
-        words.append(f"{max(map(findings.steps_of, ranks))} steps, half of them within {shown_seconds(middle)}")
+    if middles:
+        half = shown_seconds(middles[len(middles) // 2])
+        words.append(f"{max(map(steps_of, ranks))} steps, half of them within {half}")
     values = next((rank.values for rank in ranks if rank.values), {})
     words += [f"{name} {value:.6g}" for name, value in values.items()]
-    kind = "bad" if end.code else "soft" if end.goes_on else "good"
-    lines = [findings.held_line(found)] if found.held else []
-    lines += [findings.alone_line(found)] if found.is_alone else []
-    held = "".join(f"<p>{escape(each)}</p>" for each in lines)
-    latest = end.budgets[-_MOST_ROWS:]
-    before = [f"{len(end.budgets) - len(latest)} before these"] if len(end.budgets) > len(latest) else []
-    budgets = "".join(f"<li>{escape(each)}</li>" for each in [*before, *latest])
+    before = len(end.budgets) - _MOST_ROWS
+    budgets = [f"{before} before these"] if before > 0 else []
+    budgets = [f"<li>{escape(each)}</li>" for each in (*budgets, *end.budgets[-_MOST_ROWS:])]
+    lines = [f"<p>{escape(each)}</p>" for each in (found.held_line, found.alone_line) if each]
     trace = f'<p class="soft">Trace for Perfetto: {escape(end.trace)}</p>' if end.trace else ""
-    line = escape("; ".join(words))
-    return f'<div class="sd"><h2>{escape(end.task)}</h2><p class="{kind}">{line}</p>{held}<ul>{budgets}</ul>{trace}'
+    head = f'<h2>{escape(end.task)}</h2><p class="{kind}">{escape("; ".join(words))}</p>'
+    return f"{head}{''.join(lines)}<ul>{''.join(budgets)}</ul>{trace}"
 
 
-def _cause(end: JobEnd) -> str:
-    if not end.code:
-        return ""
-    return f"<h3>Root cause</h3><pre>{escape(cut(end.cause, _TEXT_CHARACTERS))}</pre>"
-
-
-def _times(found: Findings, ranks: Sequence[RankSummary], round_ends: Mapping[int, str]) -> str:
-    if not ranks:
-        return ""
+def _times(found: Findings, ranks: Sequence[RankSummary], end: JobEnd) -> str:
+    ends = {number: why or "the job ended" for number, (_, _, why) in found.rounds.items()}
+    if end.code and ends:
+        ends[max(ends)] = end.cause.partition("\n")[0][:_LINE_CHARACTERS]
     rounds = [
-        (number, shown_seconds(since - found.since), shown_seconds(until - since), round_ends[number])
+        (number, shown_seconds(since - found.since), shown_seconds(until - since), ends[number])
         for number, (since, until, _) in list(found.rounds.items())[-_MOST_ROWS:]
     ]
-    shown = {rank.rank for rank in ranks}
-    there = [(every.round, rank) for node in found.nodes for every in node.rounds for rank in every.ranks]
-    there.sort(key=lambda each: (-each[0], each[1].rank))
-    ends = [(number, *_end(rank)) for number, rank in there if rank.rank in shown][:_MOST_ENDS]
-    first = table("round|began after|lasted|ended because", rounds, "Rounds")
-    heads = "round|rank|ended|step|ran|stalls|saves"
-    more = pictures.legend(_KINDS) + first + table(heads, ends, "Ranks, of the latest rounds")
-    return _figure("Ranks over time", pictures.timeline(found, [rank.rank for rank in ranks], round_ends), more)
-
-
-def _end(rank: RankSummary) -> tuple[object, ...]:
-    step, lasted = rank.step if rank.step >= 0 else "", shown_seconds(rank.until - rank.since)
-    return rank.rank, rank.how, step, lasted, len(rank.stalls), rank.saved
+    rows, shown = [], [rank.rank for rank in ranks]
+    there = [(every, rank) for node in found.nodes for every in node.rounds for rank in every.ranks]
+    for every, rank in sorted(there, key=lambda each: (-each[0].round, each[1].rank)):
+        step, lasted = rank.step if rank.step >= 0 else "", shown_seconds(rank.until - every.since)
+        if rank.rank in shown:
+            rows.append((every.round, rank.rank, rank.how, step, lasted, len(rank.stalls), rank.saved))
+    tables = table("round|began after|lasted|ended because", rounds, "Rounds")
+    tables += table("round|rank|ended|step|ran|stalls|saves", rows[:_MOST_ENDS], "Ranks, of the latest rounds")
+    return _figure("Ranks over time", pictures.timeline(found, shown, ends), tables if rows else "")
 
 
 def _spent(found: Findings) -> str:
-    most, whole_ = max(found.spent.values(), default=1.0), sum(found.spent.values()) or 1.0
+    most, whole_ = max(found.spent.values()), sum(found.spent.values())
     rows = [
-        (name, shown_seconds(each), Bar(f"{100 * each / whole_:.1f}%", each / most, kind=f"p-{name}"))
+        (name, shown_seconds(each), Bar(f"{100 * each / whole_:.1f}%", each / most, kind=name))
         for name, each in found.spent.items()
+        if each > 0
     ]
     return _figure("Where the time went", table("phase|seconds of all ranks|part", rows))
 
@@ -172,11 +153,11 @@ def _stages(found: Findings, ranks: Sequence[RankSummary]) -> str:
     names = list(dict.fromkeys(name for rank in ranks for name in rank.stages))[:_MOST_STAGES]
     if not names:
         return ""
-    held = {(each.rank, each.stage) for each in found.held[: findings.NAMED]}
+    held = {(each.rank, each.stage) for each in found.held}
 
     def cell(rank: RankSummary, name: str) -> str:
         stage = rank.stages.get(name)
-        if stage is None or not stage.times:
+        if stage is None:
             return ""
         return f"{'▶ ' if (rank.rank, name) in held else ''}{shown_seconds(stage.seconds / stage.times)}"
 
@@ -197,59 +178,47 @@ def _compared(found: Findings) -> str:
     return f"No rank{among} stands out{' in the other stages' if uneven else ''}{_NO_ONE} {not_compared}"
 
 
-def _steps(found: Findings, ranks: Sequence[RankSummary]) -> str:
-    ranks = [rank for rank in ranks if rank.durations]
-    most = max((percentile(rank.durations, 0.95) for rank in ranks), default=0.0) or 1.0
-    if not ranks:
-        return ""
-    rows = []
-    for rank in ranks:
+def _steps(ranks: Sequence[RankSummary]) -> str:
+    rows, most = [], max((percentile(rank.durations, 0.95) for rank in ranks), default=0.0) or 1.0
+    for rank in (rank for rank in ranks if rank.durations):
         low, middle, high, last = (percentile(rank.durations, part) for part in (0.05, 0.5, 0.95, 1.0))
-        times = f"{shown_seconds(low)} to {shown_seconds(high)}"
-        bar = Bar(times, high / most, since=low / most)
-        rows.append((rank.rank, findings.steps_of(rank), shown_seconds(middle), bar, shown_seconds(last)))
+        bar = Bar(f"{shown_seconds(low)} to {shown_seconds(high)}", high / most, since=low / most)
+        rows.append((rank.rank, steps_of(rank), shown_seconds(middle), bar, shown_seconds(last)))
     heads = f"rank|steps|half of them within|from 5% to 95% (0 to {shown_seconds(most)})|longest"
     return _figure("Step times", table(heads, rows))
 
 
 def _memory(ranks: Sequence[RankSummary]) -> str:
-    most, most_gpu = (max([0, *each]) for each in ([rank.peak for rank in ranks], [rank.gpu for rank in ranks]))
-    if not most:
-        return ""
-    rows = []
-    for rank in ranks:
-        gpu = Bar(f"{rank.gpu / 2**20:.0f} MiB", rank.gpu / most_gpu) if rank.gpu else ""
-        peak = Bar(f"{rank.peak / 2**20:.0f} MiB", rank.peak / most)
-        rows.append((rank.rank, peak, gpu, shown_seconds(rank.cpu)))
+    most, most_gpu = (max(sizes, default=0) for sizes in ([rank.peak for rank in ranks], [rank.gpu for rank in ranks]))
+
+    def bar(size: int, of: int) -> Bar | str:
+        return Bar(f"{size / 2**20:.0f} MiB", size / of) if of else ""
+
+    rows = [
+        (rank.rank, bar(rank.peak, most), bar(rank.gpu, most_gpu), shown_seconds(rank.cpu)) for rank in ranks if most
+    ]
     heads = f"rank|most memory (0 to {most / 2**20:.0f} MiB)|most of its GPU's|processor time"
     return _figure("Memory", table(heads, rows))
 
 
 def _gpus(found: Findings, most: int) -> str:
     """Of each GPU how it was used; of very many those that were used least."""
-    tracks = [(node.node, gpu) for node in found.nodes for gpu in node.gpus if gpu.busy]
-    tracks = sorted(tracks, key=lambda each: fmean(each[1].busy))[:most]
-    if not tracks:
-        return ""
-    tracks.sort(key=lambda each: (each[0], each[1].index))
+    gpus = [(node.node, gpu, fmean(gpu.busy)) for node in found.nodes for gpu in node.gpus if gpu.busy]
+    gpus = sorted(sorted(gpus, key=lambda each: each[2])[:most], key=lambda each: (each[0], each[1].index))
     rows = []
-    for node, gpu in tracks:
+    for node, gpu, busy in gpus:
         memory = f"{max(gpu.memory) / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB"
-        rows.append((node, gpu.index, gpu.uuid, f"{fmean(gpu.busy):.0f}%", memory, gpu.slowed))
-    picture = pictures.gpus(found, {f"{node}: GPU {gpu.index}": gpu for node, gpu in tracks})
-    more = pictures.legend({"low": "busy for a third", "mid": "two thirds", "high": "all the time"})
-    return _figure("GPUs", picture, more, table("node|GPU|id|busy|most memory|slowed for", rows))
+        rows.append((node, gpu.index, gpu.uuid, f"{busy:.0f}%", memory, gpu.slowed))
+    picture = pictures.gpus(found, {f"{node}: GPU {gpu.index}": gpu for node, gpu, _ in gpus})
+    return _figure("GPUs", picture, table("node|GPU|id|busy|most memory|slowed for", rows))
 
 
 def _nodes(found: Findings) -> str:
     rows = []
     for node in list(found.nodes)[:_MOST_ROWS]:
-        clock = "unknown"
-        if node.error is not None:
-            clock = f"{shown_seconds(abs(node.offset))} ± {shown_seconds(node.error)}"
+        error = node.error
+        clock = "unknown" if error is None else f"{shown_seconds(abs(node.offset))} ± {shown_seconds(error)}"
         before = ", ".join(f"{name} {shown_seconds(seconds)}" for name, _, seconds in node.phases[-4:])
         files, size = node.inputs
-        inputs = f"{files} files, {human(size)}" if files else ""
-        rows.append((node.node, node.host, clock, before, inputs))
-    heads = "node|host|clock against node 0|before its ranks|inputs, downloaded once"
-    return f"<h3>Nodes</h3>{table(heads, rows, 'Table')}</div>"
+        rows.append((node.node, node.host, clock, before, f"{files} files, {human(size)}" if files else ""))
+    return table("node|host|clock against node 0|before its ranks|inputs, downloaded once", rows, "Table")

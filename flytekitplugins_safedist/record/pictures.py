@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .findings import Findings, shown_seconds
-from .summary import GpuSummary, NodeSummary
+from .findings import PHASES, Findings, shown_seconds
+from .summary import GpuSummary
 
-WIDTH, LEFT = 1000, 64
+WIDTH, LEFT, TOP = 1000, 64, 18
+_KINDS = {phase: phase for phase in PHASES}
+_KINDS |= {"low": "few steps", "mid": "more", "high": "most steps", "stall": "stall", "save": "save"}
+"""Classes of what is drawn, and what they mean; what lies on top comes last."""
+_BUSY = {"low": "busy for a third", "mid": "two thirds", "high": "all the time"}
 _PACES = ("", "low", "low", "low", "mid", "mid", "mid", "high", "high", "high")
 _LEAST = 8
 """Columns of the picture that a pace is shown for, at least."""
@@ -24,57 +28,46 @@ _FEW = 24
 """Rows; more are thinner, and every fourth has its name."""
 _THICK = {"stall": 0.3, "save": 0.9}
 """Parts of a row's height that a mark has; the others 0.7."""
+_UNITS = [base * 10**power for power in range(-3, 2) for base in (1, 2, 5)]
+_UNITS += [60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400]
+"""Round numbers of seconds."""
 
-
-def _label(x: float, y: float, text: str, more: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}"{more}>{escape(text)}</text>'
-
-
-def _path(kind: str, pieces: Sequence[str], width: float) -> str:
-    return f'<path class="{escape(kind)}" stroke-width="{width:g}" d="{"".join(pieces)}"/>' if pieces else ""
-
-
-def _axis(length: float, bottom: float, scale: Callable[[float], float]) -> list[str]:
-    """Marks below a time axis, at round numbers."""
-    units = [base * 10**power for power in range(-3, 2) for base in (1, 2, 5)]
-    units += [60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400]
-    every = next((unit for unit in units if length / unit <= 8), length / 4 or 1.0)
-    marks = [every * number for number in range(int(length / every) + 1)]
-    return [
-        _label(scale(mark), bottom, shown_seconds(mark) if mark else "0", ' text-anchor="middle"') for mark in marks
-    ]
+_Mark = tuple[str, float, float]
+"""A kind, its begin and seconds."""
 
 
 def timeline(found: Findings, ranks: Sequence[int], round_ends: Mapping[int, str]) -> str:
     """Rank by time: phases, pace, stalls, saves and rounds of these ranks."""
-    rows: dict[str, list[_Mark]] = {f"rank {rank}": [] for rank in ranks}
+    rows: dict[int, list[_Mark]] = {rank: [] for rank in ranks}
     for node in found.nodes:
-        for rank, marks in _marks(node, _least(found)):
-            rows.get(f"rank {rank}", []).extend(marks)
+        there = [rank for every in node.rounds for rank in every.ranks if rank.rank in rows]
+        for number in {rank.rank for rank in there}:
+            rows[number] += node.phases
+        for rank in there:
+            rows[rank.rank] += [piece[:3] for piece in rank.pieces()]
+            rows[rank.rank] += _paces(found, [*map(int, rank.pace)], rank.began, rank.every)
     lines = {f"round {number}": (since, round_ends[number]) for number, (since, _, _) in found.rounds.items()}
-    return _over_time("time", "What each rank did when", found, rows, lines, heights=(16, 9))
+    named = {f"rank {rank}": marks for rank, marks in rows.items()}
+    return _over_time("time", "What each rank did when", found, named, lines, heights=(16, 9)) + _legend(_KINDS)
 
 
 def gpus(found: Findings, tracks: Mapping[str, GpuSummary]) -> str:
     """GPU by time: how busy each was; by their names."""
     rows = {
-        name: _paces([round(busy * 9 / 100) for busy in gpu.busy], gpu.since, gpu.every, _least(found))
+        name: _paces(found, [round(busy * 9 / 100) for busy in gpu.busy], gpu.since, gpu.every)
         for name, gpu in tracks.items()
     }
-    return _over_time("gpus", "How busy each GPU was", found, rows, {}, heights=(12, 8))
+    return _over_time("gpus", "How busy each GPU was", found, rows, {}, heights=(12, 8)) + _legend(_BUSY)
 
 
-_Mark = tuple[str, float, float]
-"""A colour, its begin and seconds."""
-
-
-def _least(found: Findings) -> float:
-    """Seconds that a pace is shown for, at least."""
-    return _LEAST * _length(found) / (WIDTH - LEFT)
-
-
-def _length(found: Findings) -> float:
-    return max(found.until - found.since, 1e-3)
+def _paces(found: Findings, digits: Sequence[int], since: float, every: float) -> Iterator[_Mark]:
+    """Stretches of one pace; of slices that are too short to be seen several."""
+    group = max(1, math.ceil(_LEAST * found.length / (WIDTH - LEFT) / max(every, 1e-9)))
+    means = [math.ceil(sum(digits[at : at + group]) / group) for at in range(0, len(digits), group)]
+    for kind, alike in itertools.groupby(_PACES[mean] for mean in means):
+        seconds = len(list(alike)) * group * every
+        yield kind, since, seconds
+        since += seconds
 
 
 def _over_time(
@@ -87,51 +80,39 @@ def _over_time(
     heights: tuple[int, int],
 ) -> str:
     """A picture of rows over time, of few or of many; each of the *lines* from its top to its bottom has a time and a
-    text."""
-    each, length, step = heights[len(rows) > _FEW], _length(found), 1 if len(rows) <= _FEW else 4
-    bottom = 18 + each * len(rows)
+    text. Below it is an axis, with marks at round numbers."""
+    height, step = (heights[0], 1) if len(rows) <= _FEW else (heights[1], 4)
+    bottom = TOP + height * len(rows)
 
     def x(time: float) -> float:
-        return LEFT + (WIDTH - LEFT - 12) * (time - found.since) / length
+        return LEFT + (WIDTH - LEFT - 12) * (time - found.since) / found.length
 
-    pieces: dict[str, list[str]] = {}
-    for at, marks in enumerate(rows.values()):
+    inside, pieces = [], dict.fromkeys(_KINDS, "")
+    for at, (row, marks) in enumerate(rows.items()):
+        middle = TOP + height * (at + 0.5)
+        inside += [_label(2, middle + 4, row)] if at % step == 0 else []
         for kind, since, seconds in marks:
-            wide = max(0.6, x(since + seconds) - x(since))
-            pieces.setdefault(kind, []).append(f"M{x(since):.1f} {18 + each * (at + 0.5):g}h{wide:.1f}")
-    inside = [_path(kind, its, each * _THICK.get(kind, 0.7)) for kind, its in pieces.items()]
-    inside += [_label(2, 18 + each * (at + 0.5) + 4, row) for at, row in enumerate(rows) if at % step == 0]
+            if kind in pieces:
+                pieces[kind] += f"M{x(since):.1f} {middle:g}h{max(0.6, x(since + seconds) - x(since)):.1f}"
+    for kind, path in pieces.items():
+        inside += (
+            [f'<path class="{kind}" stroke-width="{height * _THICK.get(kind, 0.7):g}" d="{path}"/>'] if path else []
+        )
     for label, (since, text) in lines.items():
-        inside.append(f"<g><title>{escape(f'{label}: {text}')}</title>")
-        inside.append(f'<path class="round" d="M{x(since):.1f} 12V{bottom:g}"/>{_label(x(since) + 2, 10, label)}</g>')
-    inside += _axis(length, bottom + 14, lambda mark: x(found.since + mark))
-    about = f"{len(rows)} rows over {shown_seconds(length)}"
+        line = f'<path class="round" d="M{x(since):.1f} 12V{bottom:g}"/>{_label(x(since) + 2, 10, label)}'
+        inside.append(f"<g><title>{escape(f'{label}: {text}')}</title>{line}</g>")
+    every = next((unit for unit in _UNITS if found.length / unit <= 8), found.length / 4)
+    for mark in range(int(found.length / every) + 1):
+        text = shown_seconds(mark * every) if mark else "0"
+        inside.append(_label(x(found.since + mark * every), bottom + 14, text, ' text-anchor="middle"'))
     head = f'<svg viewBox="0 0 {WIDTH} {bottom + 20:g}" role="img" aria-labelledby="{name}-t {name}-d">'
+    about = f"{len(rows)} rows over {shown_seconds(found.length)}"
     text = f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{about}</desc>'
     return f"{head}{text}{''.join(inside)}</svg>"
 
 
-def _marks(node: NodeSummary, least: float) -> Iterable[tuple[int, Iterable[_Mark]]]:
-    """By rank: what is drawn of it, its begin and seconds; what lies on top last."""
-    for rank in {rank.rank for every in node.rounds for rank in every.ranks}:
-        yield rank, [(f"p-{name}", since, seconds) for name, since, seconds in node.phases]
-    for each in (rank for every in node.rounds for rank in every.ranks):
-        yield each.rank, [(f"p-{name}", each.since + at, seconds) for name, at, seconds in each.phases]
-        yield each.rank, _paces([*map(int, each.pace)], each.since + each.sliced, each.every, least)
-        yield each.rank, [("stall", each.since + at, seconds) for at, seconds in each.stalls]
-        yield each.rank, [("save", each.since + at, seconds) for _, at, seconds in each.saves]
-
-
-def _paces(digits: Sequence[int], since: float, every: float, least: float) -> Iterable[_Mark]:
-    """Stretches of one pace; of slices that are shorter than *least* several."""
-    group = max(1, math.ceil(least / max(every, 1e-9)))
-    means = [math.ceil(sum(digits[at : at + group]) / group) for at in range(0, len(digits), group)]
-    at = since
-    for kind, alike in itertools.groupby(_PACES[mean] for mean in means):
-        seconds = len(list(alike)) * group * every
-        if kind:
-            yield kind, at, seconds
-        at += seconds
+def _label(x: float, y: float, text: str, more: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}"{more}>{escape(text)}</text>'
 
 
 @dataclass(frozen=True)
@@ -155,11 +136,13 @@ def table(heads: str, rows: Iterable[Sequence[object]], name: str = "") -> str:
     """Numbers; *heads* with bars between them. One with a *name* is there for whoever opens it."""
     head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads.split("|"))
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    if not body:
+        return ""
     inside = f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     return f"<details><summary>{escape(name)}</summary>{inside}</details>" if name else inside
 
 
-def legend(kinds: Mapping[str, str]) -> str:
+def _legend(kinds: Mapping[str, str]) -> str:
     """Which colour is what; with words."""
     marks = (
         f'<span><svg viewBox="0 0 14 10" aria-hidden="true"><path class="{kind}" stroke-width="9" d="M0 5h14"/></svg> '

@@ -24,9 +24,10 @@ from ..hangs.waits import Steps
 from ..log import PREFIX
 from ..scrub import scrubber
 from ..store.errors import one_line
-from . import exporters, findings, instruments, layout, page, run_page, trace
+from . import exporters, layout, page, run_page, trace
 from .clocks import Offset
-from .instruments import Instrument, Readings
+from .exporters import Instrument, Readings
+from .findings import Findings
 from .line import Line, on_terminal
 from .pace import Pace, status
 from .run_page import ConsoleDeck
@@ -83,9 +84,9 @@ class RankView:
     decks: Callable[[], Sequence[Mapping[str, str]]] = tuple
 
 
-@dataclass(frozen=True)
-class Run:
-    """What is known of a run before its first round.
+@dataclass(eq=False)
+class RunRecord:
+    """This node's part, and on node 0 the whole.
 
     Attributes:
         task: its name.
@@ -100,6 +101,10 @@ class Run:
         inputs: files and bytes that were downloaded for all its ranks, so far.
         prepared: seconds that preparing took.
         nproc_per_node: ranks of each node.
+        hosts: whether the job's coordinator is in this process.
+        send: takes this node's summary, for node 0.
+        others: what other nodes have sent so, and what to add to their times for this node's.
+        course: what the job has spent so far: for each ``restart`` and each ``loss`` of a node, why.
     """
 
     task: str
@@ -114,65 +119,31 @@ class Run:
     inputs: Callable[[], tuple[int, int]]
     prepared: float
     nproc_per_node: int
+    hosts: Callable[[], bool]
+    send: Callable[[str], object]
+    others: Callable[[], Iterable[tuple[str, Offset]]]
+    course: Callable[[], Mapping[str, Sequence[str]]]
 
-
-@dataclass(frozen=True)
-class JobCosts:
-    """What the job has spent so far: for each restart and each node that was lost, why."""
-
-    restarts: Sequence[str] = ()
-    losses: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Shown:
-    """The page of a run, for Flyte's deck, and where it is as a file; "" where there is none."""
-
-    page: str = ""
-    file: str = ""
-
-
-class RunRecord:
-    """This node's part, and on node 0 the whole.
-
-    Args:
-        run: what is known.
-        hosts: whether the job's coordinator is in this process.
-        send: takes this node's summary, for node 0.
-        others: what other nodes have sent so, and what to add to their times for this node's.
-        course: what the job has spent so far.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        *,
-        hosts: Callable[[], bool],
-        send: Callable[[str], object],
-        others: Callable[[], Iterable[tuple[str, Offset]]],
-        course: Callable[[], JobCosts],
-    ) -> None:
-        self._run, self._hosts, self._send, self._others, self._course = run, hosts, send, others, course
-        self._scrub = scrubber(run.environment)
+    def __post_init__(self) -> None:
+        self._scrub = scrubber(self.environment)
         self._node = NodeSummary(-1, socket.gethostname())
-        self._is_open, self._limit = False, 0  # whether a round goes on, and the longest message that may be sent of it
+        self._is_open = self._lacks = False  # whether a round goes on, and whether something was not noted
         self._paces: defaultdict[int, Pace] = defaultdict(Pace)
         self._next_look = self._next_page = self._waited = 0.0
         self._waiting_since = now = time.monotonic()
-        began = now - run.prepared
+        began = now - self.prepared
         for name, (since, seconds) in (EARLIER.value or {}).items():
             self._phase(name, since, seconds)
             self._phase("import", since + seconds, began - since - seconds)
-        self._phase("prepare", began, run.prepared)
+        self._phase("prepare", began, self.prepared)
         self._views: Sequence[RankView] = ()
-        self._lacks = False
         self._directory = ""
         self._values: Readings = {}
         self._upload: threading.Thread | None = None
         self._line: Line | None = None
         self._held = ExitStack()
-        exporters.begin(run.metrics, lambda: self._values, run.labels, self._held, logger.warning)
-        if run.is_local and on_terminal(run.terminal):
+        exporters.begin(self.metrics, lambda: self._values, self.labels, self._held, logger.warning)
+        if self.is_local and on_terminal(self.terminal):
             self._line = Line(lambda: any(view.debugs() for view in self._views))
             self._held.enter_context(self._line.shown())
 
@@ -190,10 +161,9 @@ class RunRecord:
         self._phase("rendezvous", self._waiting_since, waited)
         self._phase("preflight", now - checked, checked)
         self._node.node = node_rank
-        self._node.rounds.append(RoundSummary(number, now, now, nnodes * self._run.nproc_per_node))
+        self._node.rounds.append(RoundSummary(number, now, now, nnodes * self.nproc_per_node))
         del self._node.rounds[:-_MOST_ROUNDS]
-        least, most = _NODE_BYTES
-        self._is_open, self._limit = True, min(most, max(least, _JOB_BYTES // nnodes))
+        self._is_open = True
         for pace in self._paces.values():
             pace.again()
 
@@ -205,7 +175,7 @@ class RunRecord:
     def over(self, views: Callable[[], Sequence[RankView]], why: str = "") -> None:
         """The ranks of the round have ended, for what this node has found: node 0 is to know, before it hears of that
         end itself."""
-        if why:
+        if why or self._is_open:
             self.why(why)
         if self._is_open:
             self._is_open, self._waiting_since = False, time.monotonic()
@@ -221,14 +191,14 @@ class RunRecord:
             self._lacks = True
 
     def _end_round(self, views: Sequence[RankView]) -> None:
-        unseen = [replace(view, how="nobody saw its end") if view.how == "running" else view for view in views]
-        self._node.rounds[-1] = self._read(unseen)
+        self._read([replace(view, how="nobody saw its end") if view.how == "running" else view for view in views])
         for older in self._node.rounds[:-_FULL_ROUNDS]:
             older.ranks = []
         self._see(views)
-        self._send(packed(self._node, self._limit))
+        self._send_summary()
 
-    def _read(self, views: Sequence[RankView]) -> RoundSummary:
+    def _read(self, views: Sequence[RankView]) -> None:
+        """Have the latest round be as its ranks have noted it."""
         latest = self._node.rounds[-1]
         ranks = []
         for view in views:
@@ -236,7 +206,13 @@ class RunRecord:
             with suppress(OSError):
                 summary.profile = view.profile.read_text()
             ranks.append(summary)
-        return replace(latest, until=max((view.until for view in views), default=time.monotonic()), ranks=ranks)
+        until = max((view.until for view in views), default=time.monotonic())
+        self._node.rounds[-1] = replace(latest, until=until, ranks=ranks)
+
+    def _send_summary(self) -> None:
+        least, most = _NODE_BYTES
+        nnodes = self._node.rounds[-1].world_size // self.nproc_per_node
+        self.send(packed(self._node, min(most, max(least, _JOB_BYTES // nnodes))))
 
     # --- while it runs -----------------------------------------------------------------------------------------------
     def look(self, views: Callable[[], Sequence[RankView]]) -> None:
@@ -248,61 +224,60 @@ class RunRecord:
         self._next_look = now + LOOK_SECONDS
         self._note(lambda: self._look(views(), now))
 
-    def _look(self, shown: Sequence[RankView], now: float) -> None:
-        self._see(shown)
-        if self._line is not None and shown and self._is_open:
-            self._line.draw(self._status(shown, now))
-        if self._run.console is None or not shown or now < self._next_page:
+    def _look(self, views: Sequence[RankView], now: float) -> None:
+        self._see(views)
+        if not views:
             return
-        if self._upload is None or not self._upload.is_alive():
-            self._next_page = now + PAGE_SECONDS
-            self._tell(self._so_far(shown))
-
-    def _so_far(self, views: Sequence[RankView]) -> NodeSummary:
-        if not self._is_open:  # its ranks here have ended; those of other nodes may go on
-            return self._node
-        latest = replace(self._read(views), why="it goes on")
-        return replace(self._node, rounds=[*self._node.rounds[:-1], latest])
+        if self._line is not None and self._is_open:
+            self._line.draw(self._status(views, now))
+        if self.console is None or now < self._next_page or (self._upload is not None and self._upload.is_alive()):
+            return
+        self._next_page = now + PAGE_SECONDS
+        if self._is_open:  # else its ranks here have ended; those of other nodes may go on
+            self.why("it goes on")
+            self._read(views)
+        if not self.hosts():
+            self._send_summary()
+            return
+        node, work = replace(self._node, rounds=list(self._node.rounds)), contextvars.copy_context()  # flytekit's
+        self._upload = threading.Thread(
+            target=partial(work.run, self._show_now, node, self.console), name="safedist-deck", daemon=True
+        )
+        self._upload.start()
 
     def _see(self, views: Sequence[RankView]) -> None:
         now, self._views = time.monotonic(), views or self._views  # who has the terminal is asked after the round, too
         for view in views:
             self._paces[view.rank].see(view.steps.told[0], layout.stall_seconds(view.memory, view.until), now)
-        gpus, self._node.inputs = self._run.gpus(), self._run.inputs()
+        gpus, self._node.inputs = self.gpus(), self.inputs()
+        summaries = {each.index: each for each in self._node.gpus}
         for gpu in gpus:
             if gpu.busy is not None and gpu.memory is not None:
-                self._of_gpu(gpu, now).note(gpu.busy, gpu.memory, now)
+                new = GpuSummary(gpu.index, gpu.uuid, gpu.memory_total or 0, now)
+                summary = summaries.setdefault(gpu.index, new)
+                summary.note(gpu.busy, gpu.memory, now)
+                summary.slowed = gpu.slowed or summary.slowed
+        self._node.gpus = list(summaries.values())
         self._values = self._measured(views, gpus)
-
-    def _of_gpu(self, gpu: GpuUse, now: float) -> GpuSummary:
-        summary = next((each for each in self._node.gpus if each.index == gpu.index), None)
-        if summary is None:
-            summary = GpuSummary(gpu.index, gpu.uuid, gpu.memory_total or 0, now)
-            self._node.gpus.append(summary)
-        summary.slowed = gpu.slowed or summary.slowed
-        return summary
 
     def _measured(self, views: Sequence[RankView], gpus: Sequence[GpuUse]) -> Readings:
         running = [view for view in views if view.resident is not None]
         paces = {rank: pace for rank, pace in self._paces.items() if pace.steps}
-        by_number: dict[Instrument, Mapping[int, float]] = {
-            instruments.STEP: {view.rank: view.steps.step for view in running if view.steps.step >= 0},
-            instruments.STEPS: {rank: pace.steps for rank, pace in paces.items()},
-            instruments.STALLED: {rank: pace.stalled for rank, pace in paces.items()},
-            instruments.MEMORY: {view.rank: view.resident or 0 for view in running},
-            instruments.GPU_BUSY: {gpu.index: gpu.busy / 100 for gpu in gpus if gpu.busy is not None},
-            instruments.GPU_MEMORY: {gpu.index: gpu.memory for gpu in gpus if gpu.memory is not None},
-        }
-        files, size = self._node.inputs
-        of_node = {instruments.RENDEZVOUS: self._waited, instruments.INPUT_FILES: files, instruments.INPUT_BYTES: size}
+        of_node: dict[Instrument, float] = {exporters.RENDEZVOUS: self._waited}
+        of_node[exporters.FILES], of_node[exporters.BYTES] = self._node.inputs
         if EARLIER.value is not None and "staging" in EARLIER.value:
-            of_node[instruments.STAGING] = EARLIER.value["staging"][1]
+            of_node[exporters.STAGING] = EARLIER.value["staging"][1]
         if self._node.node == 0:  # what all nodes know would count several times
-            course = self._course()
-            of_node |= {instruments.RESTARTS: len(course.restarts), instruments.LOSSES: len(course.losses)}
+            course = self.course()
+            of_node |= {exporters.RESTARTS: len(course["restart"]), exporters.LOSSES: len(course["loss"])}
         return {
             **{instrument: {"": value} for instrument, value in of_node.items()},
-            **{each: {str(number): value for number, value in its.items()} for each, its in by_number.items()},
+            exporters.STEP: {view.rank: view.steps.step for view in running if view.steps.step >= 0},
+            exporters.STEPS: {rank: pace.steps for rank, pace in paces.items()},
+            exporters.STALLED: {rank: pace.stalled for rank, pace in paces.items()},
+            exporters.MEMORY: {view.rank: view.resident or 0 for view in running},
+            exporters.GPU_BUSY: {gpu.index: gpu.busy / 100 for gpu in gpus if gpu.busy is not None},
+            exporters.GPU_MEMORY: {gpu.index: gpu.memory for gpu in gpus if gpu.memory is not None},
         }
 
     def _status(self, views: Sequence[RankView], now: float) -> str:
@@ -311,29 +286,18 @@ class RunRecord:
         rate, lasted = self._paces[behind.rank].rate, now - latest.since
         return where + status(behind.steps.step, behind.steps_to_come, rate, lasted)
 
-    def _tell(self, node: NodeSummary) -> None:
-        if not self._hosts():
-            self._send(packed(node, self._limit))
-            return
-        context = contextvars.copy_context()  # flytekit's
-        self._upload = threading.Thread(
-            target=context.run, args=(self._show_now, node), name="safedist-deck", daemon=True
-        )
-        self._upload.start()
-
-    def _show_now(self, node: NodeSummary) -> None:
+    def _show_now(self, node: NodeSummary, console: ConsoleDeck) -> None:
         try:
-            assert self._run.console is not None  # noqa: S101  (who calls this has looked)
-            html = page.fragment(findings.found_in(merged(node, self._others())), self._end(goes_on=True))
+            html = page.fragment(Findings(merged(node, self.others())), self._end(goes_on=True))
             left = next((view.decks() for view in self._views if view.rank == 0), ())
-            self._run.console.put({run_page.NAME: html, **{deck["name"]: deck["html"] for deck in left}})
+            console.put({run_page.NAME: html, **{deck["name"]: deck["html"] for deck in left}})
         except (Exception, asyncio.CancelledError) as error:  # whatever the store's client raises; it is not wanted
             logger.debug(f"the page of the run is not uploaded now: {type(error).__name__}: {error}")
 
     def _end_upload(self) -> None:
         """What is uploaded from here on is the last: an upload that is under way is not to come after it."""
-        if self._run.console is not None and self._upload is not None and self._upload.is_alive():
-            self._run.console.cancel()
+        if self.console is not None and self._upload is not None and self._upload.is_alive():
+            self.console.cancel()
             self._upload.join(_CANCEL_SECONDS)
 
     # --- at its end --------------------------------------------------------------------------------------------------
@@ -350,40 +314,37 @@ class RunRecord:
     def _left(self, name: str, make: Callable[[], bytes]) -> str:
         late = FsTimeoutError("the store has not answered", seen=f"{_LEAVE_SECONDS:g} s")
         try:
-            self._directory = self._directory or run_page.new_directory(is_local=self._run.is_local)
+            self._directory = self._directory or run_page.new_directory(is_local=self.is_local)
             address = f"{self._directory}/{name}"
             bounded(partial(run_page.leave, address, make()), _LEAVE_SECONDS, late)
         except Exception as error:  # whatever the store's client raises
             return self._scrub(f"could not be left ({one_line(error)})")
         return address
 
-    def show(self, say: Callable[[str], object], *, code: str = "", cause: str = "") -> Shown:
-        """Make the page of the run, and leave it in a file in a local run; nothing where it cannot be made: no job
-        fails for its picture.
+    def show(self, say: Callable[[str], object], *, code: str = "", cause: str = "") -> tuple[str, str]:
+        """Make the page of the run, for Flyte's deck, and leave it in a file in a local run: the page, and where it is;
+        "" for what there is not: no job fails for its picture.
 
         Args:
             say: takes who held the others back.
             code, cause: of the job's verdict; "" where it succeeded.
         """
-        run = self._run
         self._note(self._end_upload)
         try:
-            nodes = merged(self._node, self._others())
-            found = findings.found_in(nodes)
-            if found.held:
-                say(findings.held_line(found).rstrip("."))
-            if found.is_alone:
-                logger.warning(findings.alone_line(found))
-            if not run.is_local and not run.has_deck:
-                return Shown()
-            place = self._left("trace.json.gz", lambda: trace.trace(nodes))
+            found = Findings(merged(self._node, self.others()))
+            if found.held_line:
+                say(found.held_line.rstrip("."))
+            if found.alone_line:
+                logger.warning(found.alone_line)
+            if not self.is_local and not self.has_deck:
+                return "", ""
+            place = self._left("trace.json.gz", lambda: trace.trace(found))
             html = page.fragment(found, self._end(code, cause, trace=place))
-            return Shown(html, self._left("run.html", page.whole(html, run.task).encode) if run.is_local else "")
+            return html, self._left("run.html", page.whole(html, self.task).encode) if self.is_local else ""
         except Exception as error:  # what the job has made counts
             logger.warning(f"the record of this run could not be shown: {type(error).__name__}: {error}")
-            return Shown()
+            return "", ""
 
     def _end(self, code: str = "", cause: str = "", *, trace: str = "", goes_on: bool = False) -> page.JobEnd:
-        course = self._course()
-        spent = [f"restart: {why}" for why in course.restarts] + [f"loss: {why}" for why in course.losses]
-        return page.JobEnd(self._run.task, code, self._scrub(cause), [*map(self._scrub, spent)], trace, goes_on)
+        spent = [self._scrub(f"{kind}: {why}") for kind, whys in self.course().items() for why in whys]
+        return page.JobEnd(self.task, code, self._scrub(cause), spent, trace, goes_on)

@@ -2,7 +2,7 @@
 those of its ranks, and the nodes' together are the record of the job. Pure.
 
 Times are seconds of a node's monotonic clock, which all its processes share and nobody sets; what belongs to a rank
-counts from that rank's :attr:`RankSummary.since`.
+counts from that rank's :attr:`RankSummary.began`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -22,7 +22,7 @@ from mashumaro.mixins.dict import DataClassDictMixin
 from ..handoff import Slot
 from .clocks import Offset
 
-VERSION = 2
+VERSION = 3
 """Of all that is in this module; grows with each change of a meaning."""
 
 EARLIER: Slot[dict[str, tuple[float, float]]] = Slot()
@@ -66,23 +66,23 @@ class StageTimes(DataClassDictMixin):
 
 @dataclass
 class RankSummary(DataClassDictMixin):
-    """One rank in one round.
+    """One rank in one round. Its times count from :attr:`began`.
 
     Attributes:
         rank: its number.
-        since, until: from its order to its end, by its node's clock.
+        began, until: when it had its order, and when it ended, by its node's clock.
         how: it ended: ``returned``, ``raised ValueError``, ``SIGKILL``, ``ended with the others``; ``running``.
-        phases: name, begin and seconds of each.
+        phases: name, begin and seconds of each; the first one, before its order, is its start.
         stages: by name, in the order in which they came first.
         steps, step: how many ended, and the latest number that the user has named; -1.
         met: whether it has made a process group, or begun Horovod.
         durations: of steps: by :func:`bucket`, how many.
-        sliced, every: when the first slice of its time began, and seconds of each.
+        every: seconds of each slice of its time.
         rate: steps a second, at most, in any slice.
         pace: a digit for each slice: steps in it, 9 for :attr:`rate`.
         shares: by stage, a digit for each slice: its share of the time, in tenths.
         stalls: begin and seconds of steps that took much longer than the others.
-        saves, saved: step, begin and seconds of the latest ones, and how many there were.
+        saves, saved: begin, seconds and step of the latest ones, and how many there were.
         values: the latest that the user has said.
         cpu: seconds of processor, since the process began.
         peak, gpu: bytes that it has held at most, and that torch has held on its GPU.
@@ -90,7 +90,7 @@ class RankSummary(DataClassDictMixin):
     """
 
     rank: int
-    since: float
+    began: float
     until: float
     how: str
     phases: list[tuple[str, float, float]] = field(default_factory=list)
@@ -99,19 +99,24 @@ class RankSummary(DataClassDictMixin):
     step: int = -1
     met: bool = False
     durations: dict[int, int] = field(default_factory=dict)
-    sliced: float = 0.0
     every: float = 1.0
     rate: float = 0.0
     pace: str = ""
     shares: dict[str, str] = field(default_factory=dict)
     stalls: list[tuple[float, float]] = field(default_factory=list)
-    saves: list[tuple[int, float, float]] = field(default_factory=list)
+    saves: list[tuple[float, float, int]] = field(default_factory=list)
     saved: int = 0
     values: dict[str, float] = field(default_factory=dict)
     cpu: float = 0.0
     peak: int = 0
     gpu: int = 0
     profile: str = ""
+
+    def pieces(self) -> Iterator[tuple[str, float, float, dict[str, int]]]:
+        """What is drawn of it, on its node's clock: name, begin, seconds and more; what lies on top last."""
+        yield from ((name, self.began + at, seconds, {}) for name, at, seconds in self.phases)
+        yield from (("stall", self.began + at, seconds, {}) for at, seconds in self.stalls)
+        yield from (("save", self.began + at, seconds, {"step": step}) for at, seconds, step in self.saves)
 
 
 @dataclass
@@ -201,7 +206,7 @@ class NodeSummary(DataClassDictMixin):
         for every in self.rounds:
             every.since, every.until = every.since + by, every.until + by
             for rank in every.ranks:
-                rank.since, rank.until = rank.since + by, rank.until + by
+                rank.began, rank.until = rank.began + by, rank.until + by
 
 
 # --- from node to node ------------------------------------------------------------------------------------------------

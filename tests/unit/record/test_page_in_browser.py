@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist.record import findings, page
+from flytekitplugins_safedist.record import page
+from flytekitplugins_safedist.record.findings import Findings
 from flytekitplugins_safedist.record.summary import NodeSummary, RankSummary, RoundSummary, StageTimes
 from tests.harness import needs
 
@@ -51,7 +52,7 @@ def fragment() -> str:
             )
             node.rounds[0].ranks.append(summary)
     end = page.JobEnd("train", "USER:ValueError", "rank 3 raised ValueError: " + "x" * 300, ["restart: " + "y" * 300])
-    return page.fragment(findings.found_in(nodes), end)
+    return page.fragment(Findings(nodes), end)
 
 
 def opened(html: str, file: Path, *, width: int, scheme: str) -> dict[str, Any]:

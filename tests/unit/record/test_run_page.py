@@ -15,7 +15,7 @@ import pytest
 from flytekitplugins_safedist import Metrics
 from flytekitplugins_safedist.record import layout, page, run_page
 from flytekitplugins_safedist.record import run as record_of_run
-from flytekitplugins_safedist.record.run import JobCosts, RankView, Run, RunRecord, Shown
+from flytekitplugins_safedist.record.run import RankView, RunRecord
 from flytekitplugins_safedist.record.run_page import ConsoleDeck
 
 
@@ -30,7 +30,7 @@ def test_no_page_of_a_run_that_goes_on_follows_the_last_one(tmp_path) -> None:
     assert (tmp_path / "out" / "deck.html").read_text() == "the last"
 
 
-def run(**facts: Any) -> Run:
+def record_of(**facts: Any) -> RunRecord:
     usual = {
         "task": "train",
         "is_local": False,
@@ -44,12 +44,12 @@ def run(**facts: Any) -> Run:
         "inputs": lambda: (0, 0),
         "prepared": 0.0,
         "nproc_per_node": 1,
+        "hosts": lambda: True,
+        "send": bool,
+        "others": tuple,
+        "course": lambda: {"restart": [], "loss": []},
     }
-    return Run(**{**usual, **facts})
-
-
-def record_of(run: Run) -> RunRecord:
-    return RunRecord(run, hosts=lambda: True, send=bool, others=tuple, course=JobCosts)
+    return RunRecord(**{**usual, **facts})
 
 
 def test_no_job_fails_for_what_its_record_cannot_see(
@@ -59,7 +59,7 @@ def test_no_job_fails_for_what_its_record_cannot_see(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(record_of_run, "LOOK_SECONDS", 0.0)
-    record = record_of(run(inputs=unreadable))
+    record = record_of(inputs=unreadable)
     with caplog.at_level(logging.WARNING):
         record.begins(0, 0, nnodes=1)
         for _ in range(2):
@@ -74,10 +74,10 @@ def test_a_store_that_does_not_take_the_trace_costs_no_page(monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_page, "leave", full)
-    record = record_of(run())
+    record = record_of()
     record.begins(0, 0, nnodes=1)
     record.over(list)
-    assert "Trace for Perfetto: could not be left" in record.show(bool).page
+    assert "Trace for Perfetto: could not be left" in record.show(bool)[0]
 
 
 def test_no_job_fails_for_a_page_that_cannot_be_made(
@@ -87,10 +87,10 @@ def test_no_job_fails_for_a_page_that_cannot_be_made(
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(page, "fragment", broken)
-    record = record_of(run())
+    record = record_of()
     record.begins(0, 0, nnodes=1)
     record.over(list)
-    assert record.show(bool) == Shown()
+    assert record.show(bool) == ("", "")
     assert caplog.messages == ["the record of this run could not be shown: ZeroDivisionError: division by zero"]
 
 
@@ -99,7 +99,7 @@ def test_a_page_that_is_not_wanted_any_more_is_no_error_in_the_log(tmp_path, mon
     monkeypatch.setattr("threading.excepthook", told.append)
     deck = ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw"))
     deck.cancel()
-    record = record_of(run(console=deck))
+    record = record_of(console=deck)
     record.begins(0, 0, nnodes=1)
     memory = memoryview(bytearray(layout.SIZE))
     record.look(lambda: [RankView(0, memory, "running", time.monotonic(), tmp_path / "profile")])
@@ -120,7 +120,7 @@ def test_the_page_of_a_run_that_goes_on_has_its_earlier_rounds_and_its_upload_en
 
     monkeypatch.setattr(ConsoleDeck, "put", put)
     monkeypatch.setattr(ConsoleDeck, "cancel", lambda _: cancelled.set())
-    record = record_of(run(console=ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw"))))
+    record = record_of(console=ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw")))
     memory = memoryview(bytearray(layout.SIZE))
     views = [RankView(0, memory, how, time.monotonic(), tmp_path / "profile") for how in ("SIGKILL", "running")]
     record.begins(0, 0, nnodes=1)

@@ -25,7 +25,8 @@ from prometheus_client import CollectorRegistry
 from flytekitplugins_safedist import Metrics
 from flytekitplugins_safedist.record import exporters, findings, layout, page, summary, trace, writer
 from flytekitplugins_safedist.record.clocks import Ahead, Offset
-from flytekitplugins_safedist.record.instruments import TABLE
+from flytekitplugins_safedist.record.exporters import TABLE
+from flytekitplugins_safedist.record.findings import Findings
 from flytekitplugins_safedist.record.pace import Pace
 from flytekitplugins_safedist.record.profile import StepProfile, unpacked
 from flytekitplugins_safedist.record.profile import packed as packed_profile
@@ -54,13 +55,13 @@ def job(*ranks: RankSummary, **more: Any) -> NodeSummary:
 
 def shown(*nodes: NodeSummary, **end: Any) -> str:
     """The page, without its style."""
-    html = page.fragment(findings.found_in(nodes), page.JobEnd("train", **end))
+    html = page.fragment(Findings(nodes), page.JobEnd("train", **end))
     return html.partition("</style>")[2]
 
 
 def events_in(*nodes: NodeSummary) -> list[dict[str, Any]]:
     """Of the trace of these nodes, which is as it should be."""
-    made = json.loads(gzip.decompress(trace.trace(nodes)))
+    made = json.loads(gzip.decompress(trace.trace(Findings(nodes))))
     chrome_trace.check(made)
     return list(made["traceEvents"])
 
@@ -104,8 +105,9 @@ def test_what_a_rank_notes_is_what_its_agent_reads(rank):
     assert seen.stages["forward"].seconds == pytest.approx(10.0)
     assert seen.steps == 19
     assert [round(seconds, 1) for _, seconds in seen.stalls] == [30.5]
-    assert seen.saves == [(7, 11.0, 0.5)], "from the begin of its round"
-    assert seen.phases[-1] == ("function", 1.0, rank.now - 1000.0)
+    assert seen.saves == [(10.0, 0.5, 7)]
+    assert seen.phases[-1] == ("function", 0.0, rank.now - 1000.0)
+    assert seen.phases[0] == ("start", -1.0, 1.0), "from the begin of its round"
     assert 40 <= len(seen.pace) == len(seen.shares["load"]) <= summary.SLICES
     assert seen.every * len(seen.pace) == pytest.approx(rank.now - 1000.0, rel=0.05)
 
@@ -122,7 +124,7 @@ def test_whoever_ends_a_rank_how_its_last_step_is_there_and_no_stall_that_was_no
         assert seen.values == {"loss": pytest.approx(1.0 / steps)}
         assert seen.stalls == []
     rank.now += 20 * hours * 3600 / steps
-    assert [round(at) for at, _ in rank.read("running").stalls] == [round(hours * 3600) + 1], "the step that goes on"
+    assert [round(at) for at, _ in rank.read("running").stalls] == [round(hours * 3600)], "the step that goes on"
     assert rank.read("returned").stalls == []
     rank.recorder.phase("function", 1000.0, rank.now - 1000.0)
     rank.now += 20 * hours * 3600 / steps
@@ -133,7 +135,7 @@ def test_of_saves_all_are_counted_and_the_latest_are_there(rank):
     for step in range(700):
         rank.recorder.saved(step, 1000.0 + 60 * step, 1.0)
     seen = rank.read("returned")
-    assert (seen.saved, len(seen.saves), seen.saves[-1][0]) == (700, 24, 699)
+    assert (seen.saved, len(seen.saves), seen.saves[-1][2]) == (700, 24, 699)
 
 
 def test_steps_that_are_told_are_counted_and_not_the_stages(rank):
@@ -271,7 +273,7 @@ def test_of_two_ranks_the_one_is_named_that_is_late_and_not_the_one_that_waits()
     assert ((found.rank, found.stage), uneven) == ((1, "load"), [])
     assert (found.seconds, found.usual) == pytest.approx((0.050, 0.010))
     moved = part(1, sync=(100, 0.002, 4.0), load=(100, 0.060, 4.060))
-    moved.since = 1.0
+    moved.began = 1.0
     assert held(early, moved) == [(1, "load")], "ends count from each rank's own begin"
 
 
@@ -360,7 +362,7 @@ def filled(rank: int, round_no: int, *, late: bool = False) -> RankSummary:
         pace="".join(str(chance.randrange(10)) for _ in range(96)),
         shares={name: "".join(str(chance.randrange(10)) for _ in range(96)) for name in list(stages)[:8]},
         stalls=[(chance.random() * 900, 5.0) for _ in range(12)],
-        saves=[(number, 10.0 * number, chance.random()) for number in range(24)],
+        saves=[(10.0 * number, chance.random(), number) for number in range(24)],
         saved=999,
     )
 
@@ -400,7 +402,7 @@ def test_of_600_nodes_each_sends_the_stages_of_all_its_ranks() -> None:
     texts = [summary.packed(large(node, 8, 4007), limit) for node in (1, 500)]
     assert max(map(len, texts)) <= limit
     nodes = summary.merged(large(0, 8, 4007), [(text, HERE) for text in texts])
-    found = findings.found_in(nodes)
+    found = Findings(nodes)
     assert [(each.rank, each.stage) for each in found.held] == [(4007, "a stage of the model 3")]
     assert len(found.ranks) == 24
     least = summary.packed(large(1, 8, 4007), 16 << 10)
@@ -464,7 +466,7 @@ def test_a_name_is_text_in_the_page_and_memory_and_time_have_a_scale() -> None:
 
 
 def test_only_a_page_of_its_own_is_dark() -> None:
-    html = page.fragment(findings.found_in([job()]), page.JobEnd("train"))
+    html = page.fragment(Findings([job()]), page.JobEnd("train"))
     assert re.findall(r"prefers-color-scheme:dark\)\{([^{]+)", html) == [".own .sd"], "Flyte's frame is white"
     assert '<body class="own">' in page.whole(html, "train")
 
@@ -610,7 +612,7 @@ def test_a_profile_is_on_the_clock_of_its_last_mark_and_on_tracks_beside_its_ran
         "mm": "rank 1: 7",
         "gemm": "rank 1: stream 4",
     }
-    since = findings.found_in(nodes).since
+    since = Findings(nodes).since
     assert [seen[name]["ts"] / 1e6 + since for name in ("mm", "gemm")] == pytest.approx([51.0, 52.0], abs=1e-5)
     assert seen["gemm"]["dur"] == 500.25
 
@@ -663,3 +665,18 @@ def test_the_trace_has_a_pace_where_it_changes_and_not_in_each_slice_of_time() -
     first.pace, first.rate, first.every = "0099", 9.0, 1.0
     counted = [(event["ts"], event["args"]["value"]) for event in events_in(job(first)) if event["ph"] == "C"]
     assert counted == [(0, 0.0), (2_000_000, 9.0)]
+
+
+def test_saves_lie_on_top_of_the_pace_also_where_a_round_ended_before_there_was_one(rank):
+    """A job that is killed soon after its first save: what has no pace yet came first, and hid the saves below it."""
+    rank.recorder.saved(0, 1000.0, 0.5)
+    first = rank.read()
+    for step in range(100):
+        rank.now += 0.5
+        rank.recorder.progress(step, {})
+    rank.recorder.saved(99, rank.now, 0.5)
+    node = job(first)
+    node.rounds.append(RoundSummary(1, 1000.0, rank.now, 1, ranks=[rank.read()]))
+    kinds = re.findall(r'<path class="([\w-]+)" stroke-width="[\d.]+" d="M\d{2}', shown(node))
+    assert kinds[-1] == "save"
+    assert "high" in kinds
