@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..handoff import Slot
 from ..scrub import scrubber
@@ -49,19 +48,26 @@ def stage(name: str) -> AbstractContextManager[object]:
 class Stage:
     """One run through a stage."""
 
-    __slots__ = ("_name", "_recorder", "_row", "_since", "_stack")
+    __slots__ = ("_name", "_place", "_recorder", "_since", "_stack")
 
     def __init__(self, recorder: Recorder, name: str) -> None:
         self._recorder, self._name = recorder, name
 
     def __enter__(self) -> None:
-        self._row, self._stack = self._recorder.enter(self._name)
+        self._place, self._stack = self._recorder.enter(self._name)
         self._since = time.monotonic()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._recorder.leave(self._row, self._stack, self._since, time.monotonic())
+    def __exit__(self, *_: object) -> None:
+        self._recorder.leave(self._place, self._stack, self._since, time.monotonic())
+
+
+class Place(NamedTuple):
+    """Where a stage's times are noted: its path, its row, and its share of each slice of the time, where that is
+    noted."""
+
+    path: str
+    row: layout.StageRow
+    share: Any
 
 
 class Recorder:
@@ -79,11 +85,10 @@ class Recorder:
     def __init__(self, memory: memoryview, *, at: float, profile: StepProfile | None = None) -> None:
         self._noted, self._at, self.pid = layout.of(memory), at, os.getpid()
         self._noted.clear(at)
-        self._shares = list(self._noted.shares)
         self._pace = self._noted.pace
-        self._names: dict[str, str] = {}
-        self._rows: dict[str, layout.StageRow] = {}
-        self._shown = 0
+        self._places: dict[tuple[str, str], Place] = {}  # by the path of the stage around, and the name
+        self._others = Place(_OTHERS, self._noted.stages[layout.STAGES], None)
+        self._others.row.name = _OTHERS.encode()
         self._open = threading.local()
         self._values: dict[str, layout.ValueRow] = {}
         self._is_told, self._cycle = False, ""
@@ -139,60 +144,50 @@ class Recorder:
         row = self._values.get(name)
         if row is None and len(self._values) < layout.VALUES:
             row = self._values[name] = self._noted.values[len(self._values)]
-            row.name = _fitting(name, layout.NAME_BYTES)
+            row.name = _fitting(name, layout.NAME_BYTES).encode()
         if row is not None:
             row.number = number
 
     # --- stages ----------------------------------------------------------------------------------------------------
-    def enter(self, name: str) -> tuple[layout.StageRow, list[str]]:
-        """A stage begins; its row, and the open ones of this thread, for :meth:`leave`."""
-        stack = self._open.__dict__.setdefault("stack", [])
-        known = self._names.get(name) or self._new_name(name)
-        path = known
-        if stack:
-            path = f"{stack[-1]}/{known}" if len(stack) < _DEPTH else stack[-1]
-        row = self._rows.get(path)
-        if row is None:
-            path, row = self._new_row(path, is_outer=not stack)
-        stack.append(path)
-        if not stack[1:] and not self._is_told:
-            self._cycle = self._cycle or path
-            if path == self._cycle:  # no steps are told: the first stage, begun again, ends one
+    def enter(self, name: str) -> tuple[Place, list[Place]]:
+        """A stage begins; where it is noted, and the open ones of this thread, for :meth:`leave`."""
+        stack: list[Place] = self._open.__dict__.setdefault("stack", [])
+        around = stack[-1].path if stack else ""
+        known = stack[-1] if len(stack) >= _DEPTH else self._places.get((around, name))
+        place = known or self._new_place(around, name)
+        stack.append(place)
+        if not around and not self._is_told:
+            self._cycle = self._cycle or place.path
+            if place.path == self._cycle:  # no steps are told: the first stage, begun again, ends one
                 self._end_step(time.monotonic())
-        return row, stack
+        return place, stack
 
-    def leave(self, row: layout.StageRow, stack: list[str], since: float, now: float) -> None:
+    def leave(self, place: Place, stack: list[Place], since: float, now: float) -> None:
         """It has ended, in any thread."""
         if self.pid != os.getpid():
             return
         stack.pop()
-        seconds = now - since
+        seconds, row = now - since, place.row
         row.times += 1
         row.seconds += seconds
         row.ends += now - self._at
-        if row.share:
-            self._spread(self._shares[row.share - 1], seconds, since - self._at, now - self._at)
+        if place.share is not None:
+            self._spread(place.share, seconds, since - self._at, now - self._at)
         if now >= self._due:
             self._sample(now)
 
-    def _new_name(self, name: str) -> str:
-        if len(self._names) >= layout.STAGES:
-            return _OTHERS
+    def _new_place(self, around: str, name: str) -> Place:
+        if len(self._places) >= layout.STAGES:
+            return self._others
         shown = scrubber(os.environ)(str(name)).replace("/", "-").replace("|", "-")
-        shown = _fitting(shown, layout.NAME_BYTES).decode(errors="ignore") or _OTHERS
-        return self._names.setdefault(name, shown)
-
-    def _new_row(self, path: str, *, is_outer: bool) -> tuple[str, layout.StageRow]:
-        name = _fitting(path, layout.PATH_BYTES)
-        path = name.decode(errors="ignore") if len(self._rows) < layout.STAGES else _OTHERS
-        row = self._rows.get(path)
-        if row is None:
-            row = self._rows[path] = self._noted.stages[len(self._rows)]
-            row.name = path.encode()
-            if is_outer and self._shown < layout.SHARES:
-                self._shown += 1
-                row.share = self._shown
-        return path, row
+        shown = _fitting(shown, layout.NAME_BYTES) or _OTHERS
+        path = _fitting(f"{around}/{shown}" if around else shown, layout.PATH_BYTES)
+        place = next((each for each in self._places.values() if each.path == path), None)
+        if place is None:
+            row, outer = self._noted.stages[len(self._places)], sum(not path for path, _ in self._places)
+            row.name, row.share = path.encode(), outer + 1 if not around and outer < layout.SHARES else 0
+            place = Place(path, row, self._noted.shares[outer] if row.share else None)
+        return self._places.setdefault((around, name), place)
 
     def _end_step(self, now: float) -> None:
         began, self._stepped = self._stepped, now
@@ -225,9 +220,9 @@ class Recorder:
         self._noted.gpu = max(self._noted.gpu, _on_gpu())
 
 
-def _fitting(text: str, most: int) -> bytes:
+def _fitting(text: str, most: int) -> str:
     """The first bytes of a text, whole letters, without what ends a name there."""
-    return text.replace("\0", "").encode("utf-8", "replace")[: most - 1].decode(errors="ignore").encode()
+    return text.replace("\0", "").encode("utf-8", "replace")[: most - 1].decode(errors="ignore")
 
 
 def _on_gpu() -> int:
