@@ -41,7 +41,8 @@ class Line:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Inside, what is written to standard output and error goes above it."""
-        with redirect_stdout(self._above(sys.stdout)), redirect_stderr(self._above(sys.stderr)):
+        out, err = (cast(TextIO, _Above(stream, self)) for stream in (sys.stdout, sys.stderr))
+        with redirect_stdout(out), redirect_stderr(err):
             try:
                 yield
             finally:
@@ -74,9 +75,6 @@ class Line:
             self._stream.write(GONE)
             self._stream.flush()
         self._is_drawn = False
-
-    def _above(self, stream: TextIO) -> TextIO:
-        return cast(TextIO, _Above(stream, self))
 
 
 class _Above:

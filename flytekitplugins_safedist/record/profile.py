@@ -13,7 +13,7 @@ from typing import Any
 
 from ..compat import torch as torch_inside
 from ..scrub import scrubber
-from .summary import expanded, squeezed
+from .summary import squeezed
 
 _MARK = "safedist: the clock"
 _MOST_SLICES = 20_000
@@ -82,30 +82,18 @@ class StepProfile:
 
 
 def packed(events: Sequence[Mapping[str, Any]], since: float, scrub: Callable[[str], str]) -> str:
-    """A trace of torch's as text: its slices, on the clock by which its last mark began at *since*."""
+    """A trace of torch's as text (:func:`.summary.squeezed`): when its clock began, as its last mark did, *since*; the
+    names of its tracks; of each slice the name, the track, and nanoseconds from there, and how many it took."""
     whole = [event for event in events if event["ph"] == "X" and event.get("cat") != "Trace"]
     zero = max(event["ts"] for event in whole if event["name"] == _MARK)
     slices = sorted((event for event in whole if event["name"] != _MARK), key=lambda event: -event["dur"])
     named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    shown, text, most = functools.cache(lambda name: scrub(name)[:100]), "", _MOST_SLICES
-    while not text or len(text) > _CHARACTERS:
-        tracks = dict[tuple[Any, Any], int]()
-        rows = [
-            (
-                shown(event["name"]),
-                tracks.setdefault((event["pid"], event["tid"]), len(tracks)),
-                round((event["ts"] - zero) * 1e3),
-                round(event["dur"] * 1e3),
-            )
-            for event in slices[:most]
-        ]
-        text = squeezed((since, [named.get(track, str(track[1])).strip() for track in tracks], rows))
-        most //= 2
+    shown, tracks, rows = functools.cache(lambda name: scrub(name)[:100]), dict[tuple[Any, Any], int](), []
+    for event in slices[:_MOST_SLICES]:
+        track = tracks.setdefault((event["pid"], event["tid"]), len(tracks))
+        at, took = event["ts"] - zero, event["dur"]
+        rows.append((shown(event["name"]), track, round(at * 1e3), round(took * 1e3)))
+    names = [named.get(track, str(track[1])).strip() for track in tracks]
+    while len(text := squeezed((since, names, rows))) > _CHARACTERS:
+        del rows[len(rows) // 2 :]
     return text
-
-
-def unpacked(text: str) -> tuple[float, list[str], list[tuple[str, int, int, int]]]:
-    """When its clock began; the names of its tracks; of each slice the name, the track, and nanoseconds from there, and
-    how many it took."""
-    since, tracks, rows = expanded(text)
-    return since, tracks, rows

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .findings import Findings
-from .profile import unpacked
-from .summary import NodeSummary
+from .summary import NodeSummary, expanded
 
 _NODES_OWN = 999_999
 """The thread that stands for a node itself; the others are ranks."""
@@ -50,7 +49,7 @@ def _tracks(node: NodeSummary, zero: float) -> dict[tuple[int, str], list[_Event
         for rank in every.ranks:
             for name, since, seconds, more in rank.pieces():
                 add(rank.rank, f"rank {rank.rank}", name, since, seconds, round=every.round, **more)
-            clock, names, slices = unpacked(rank.profile) if rank.profile else (0.0, [], [])
+            clock, names, slices = expanded(rank.profile) if rank.profile else (0.0, [], [])
             start = (clock + node.offset - zero) * 1e6
             for name, at, ns, took in slices:
                 times = {"ts": round(start + ns / 1e3, 3), "dur": took / 1e3}

@@ -28,7 +28,7 @@ from flytekitplugins_safedist.record.clocks import Ahead, Offset
 from flytekitplugins_safedist.record.exporters import TABLE
 from flytekitplugins_safedist.record.findings import Findings
 from flytekitplugins_safedist.record.pace import Pace
-from flytekitplugins_safedist.record.profile import StepProfile, unpacked
+from flytekitplugins_safedist.record.profile import StepProfile
 from flytekitplugins_safedist.record.profile import packed as packed_profile
 from flytekitplugins_safedist.record.summary import (
     GpuSummary,
@@ -624,7 +624,7 @@ def test_a_profile_is_left_beside_what_another_thread_writes_of_its_rank(tmp_pat
     profile = StepProfile(1, 1, tmp_path / "round-0-rank-0.profile")
     for step in range(2):
         profile.ended(step)
-    assert unpacked((tmp_path / "round-0-rank-0.profile").read_text())
+    assert summary.expanded((tmp_path / "round-0-rank-0.profile").read_text())
     assert others.read_text() == "groups"
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -634,7 +634,7 @@ def test_of_a_profile_that_is_too_large_the_longest_slices_are_kept() -> None:
     many = [slice_(f"op {number} {chance.random()}", 1e9 + 9 + 2 * number, chance.random()) for number in range(50_000)]
     text = packed_profile([*MARKS, *many, slice_("whole", 1e9 + 9, 1e5)], 100.0, plain)
     assert 1 << 15 < len(text) <= 128 << 10
-    _, _, slices = unpacked(text)
+    _, _, slices = summary.expanded(text)
     assert slices[0][0] == "whole"
     assert min(took for _, _, _, took in slices) > 500, "ns"
 
