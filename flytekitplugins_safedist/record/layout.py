@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from .summary import SLICES, VERSION, RankSummary, StageTimes, bucket, percentile, seconds_of
+from .summary import SLICES, RankSummary, StageTimes, bucket, percentile, seconds_of
 
 PHASES = ("import", "inputs", "function", "outputs")
 """Of a rank, one after the other."""
@@ -64,7 +64,6 @@ class RankMemory(ctypes.Structure):
     """
 
     _fields_ = (
-        ("version", ctypes.c_int64),
         ("began", ctypes.c_double),
         ("phases", Span * len(PHASES)),
         ("steps", ctypes.c_int64),
@@ -88,7 +87,7 @@ class RankMemory(ctypes.Structure):
     def clear(self, began: float) -> None:
         """As a rank begins that had its order then."""
         ctypes.memset(ctypes.addressof(self), 0, SIZE)
-        self.began, self.step, self.every, self.version = began, -1, _FIRST_SLICE_SECONDS, VERSION
+        self.step, self.every, self.began = -1, _FIRST_SLICE_SECONDS, began
 
     def clear_steps(self) -> None:
         """Forget those that were counted so far."""
@@ -105,12 +104,6 @@ class RankMemory(ctypes.Structure):
             if seconds > shortest.seconds:
                 shortest.seconds, shortest.at = seconds, at
 
-    def note_save(self, step: int, at: float, seconds: float) -> None:
-        """A step is saved; training stood still for some seconds from *at* on."""
-        row = self.saves[self.saved % _SAVES]
-        row.at, row.seconds, row.step = at, seconds, step
-        self.saved += 1
-
     def halve(self) -> None:
         """Have slices that are twice as long."""
         for row in (self.pace, *self.shares):
@@ -121,11 +114,6 @@ class RankMemory(ctypes.Structure):
 
 SIZE = ctypes.sizeof(RankMemory)
 """Bytes of it."""
-
-
-def of(memory: memoryview) -> RankMemory:
-    """A rank's, to be written."""
-    return RankMemory.from_buffer(memory)
 
 
 def stall_seconds(memory: memoryview, now: float) -> float:
@@ -148,7 +136,7 @@ def read(memory: memoryview, rank: int, *, since: float, until: float, how: str)
         how: see :class:`.RankSummary`.
     """
     noted = RankMemory.from_buffer_copy(memory)
-    if noted.version != VERSION or not math.isfinite(noted.began):
+    if not noted.began or not math.isfinite(noted.began):
         return RankSummary(rank, since, until, how, [("start", 0.0, max(0.0, until - since))])
     summary = RankSummary(rank, noted.began, until, how)
     with suppress(ValueError, ArithmeticError):  # what code of the task may write there: no numbers
@@ -161,8 +149,7 @@ def read(memory: memoryview, rank: int, *, since: float, until: float, how: str)
 
 def has_met(memory: memoryview) -> bool:
     """Whether a rank that has noted this has worked with others: see :attr:`.RankSummary.met`."""
-    noted = RankMemory.from_buffer_copy(memory)
-    return noted.version == VERSION and bool(noted.met)
+    return bool(RankMemory.from_buffer_copy(memory).met)
 
 
 def _facts(noted: RankMemory, since: float, until: float, *, has_returned: bool) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Recorder:
     """
 
     def __init__(self, memory: memoryview, *, at: float, profile: StepProfile | None = None) -> None:
-        self._noted, self._at, self.pid = layout.of(memory), at, os.getpid()
+        self._noted, self._at, self.pid = layout.RankMemory.from_buffer(memory), at, os.getpid()
         self._noted.clear(at)
         self._pace = self._noted.pace
         self._places: dict[tuple[str, str], Place] = {}  # by the path of the stage around, and the name
@@ -107,8 +107,10 @@ class Recorder:
         self._noted.met = 1
 
     def saved(self, step: int, since: float, seconds: float) -> None:
-        """A step is saved."""
-        self._noted.note_save(step, since - self._at, seconds)
+        """A step is saved; training stood still for some seconds since then."""
+        row = self._noted.saves[self._noted.saved % len(self._noted.saves)]
+        row.at, row.seconds, row.step = since - self._at, seconds, step
+        self._noted.saved += 1
 
     @property
     def values(self) -> dict[str, float]:
@@ -144,7 +146,7 @@ class Recorder:
         row = self._values.get(name)
         if row is None and len(self._values) < layout.VALUES:
             row = self._values[name] = self._noted.values[len(self._values)]
-            row.name = _fitting(name, layout.NAME_BYTES).encode()
+            row.name = _shown(name).encode()
         if row is not None:
             row.number = number
 
@@ -179,8 +181,7 @@ class Recorder:
     def _new_place(self, around: str, name: str) -> Place:
         if len(self._places) >= layout.STAGES:
             return self._others
-        shown = scrubber(os.environ)(str(name)).replace("/", "-").replace("|", "-")
-        shown = _fitting(shown, layout.NAME_BYTES) or _OTHERS
+        shown = _shown(name).replace("/", "-").replace("|", "-") or _OTHERS
         path = _fitting(f"{around}/{shown}" if around else shown, layout.PATH_BYTES)
         place = next((each for each in self._places.values() if each.path == path), None)
         if place is None:
@@ -218,6 +219,11 @@ class Recorder:
         used = resource.getrusage(resource.RUSAGE_SELF)
         self._noted.cpu, self._noted.peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
         self._noted.gpu = max(self._noted.gpu, _on_gpu())
+
+
+def _shown(name: str) -> str:
+    """As much of a name of the user's as is kept, without secrets."""
+    return _fitting(scrubber(os.environ)(str(name)), layout.NAME_BYTES)
 
 
 def _fitting(text: str, most: int) -> str:

@@ -192,7 +192,7 @@ def test_numbers_of_a_rank_that_are_none_harm_nobody() -> None:
     numbers = [b"\0" * 8, b"\xff" * 8, *(struct.pack("d", each) for each in (math.nan, math.inf, -1.0, 5e-324))]
     for _ in range(1000):
         memory = bytearray(layout.SIZE)
-        of_rank = layout.of(memoryview(memory))
+        of_rank = layout.RankMemory.from_buffer(memory)
         of_rank.clear(1000.0)
         of_rank.steps, of_rank.saved, of_rank.every = 3, 2, chance.choice([1.0, 0.0, math.nan])
         for at in chance.choices(range(8, layout.SIZE - 8, 8), k=chance.choice([1, 30, 1000])):
@@ -230,6 +230,15 @@ def test_a_stage_that_another_thread_ends_than_began_it_is_a_stage(rank):
         with writer.stage("step"):
             pass
     assert list(rank.read().stages) == ["train", "load", "train/step"]
+
+
+def test_no_name_of_a_stage_or_of_a_value_shows_a_secret(rank, monkeypatch):
+    monkeypatch.setenv("DATABASE_PASSWORD", "s3cr3t-of-it")
+    rank.stage("load s3cr3t-of-it", 1.0)
+    rank.recorder.progress(0, {"loss of s3cr3t-of-it": 0.5})
+    html = shown(job(rank.read()))
+    assert "loss of [$DATABASE_PASSWORD] 0.5" in html
+    assert "load [$DATABASE_PASSWORD]" in html
 
 
 def test_outside_a_rank_a_stage_is_nothing() -> None:
