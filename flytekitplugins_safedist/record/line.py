@@ -1,4 +1,5 @@
-"""One line at the bottom of a terminal, and everything else above it.
+"""How fast the steps of a rank end; and one line at the bottom of a terminal that says it, and everything else above
+it.
 
 By hand: rich's live display hides the cursor, wraps what is written above it, and does not know of a debugger in
 another process that has the terminal meanwhile.
@@ -9,9 +10,15 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
+
+from .findings import shown_seconds
+
+_LOOKS = 60
+"""That a rate is taken over: about a minute."""
 
 GONE = "\r\x1b[K"
 """Clears the line that the cursor is in."""
@@ -89,3 +96,55 @@ class _Above:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class Pace:
+    """One rank's.
+
+    Attributes:
+        steps: that have ended, in all rounds.
+        stalled: seconds in steps that were stalls, in all rounds.
+    """
+
+    def __init__(self) -> None:
+        self.steps, self.stalled = 0, 0.0
+        self.again()
+
+    def again(self) -> None:
+        """A round begins, which counts anew."""
+        self._looks: deque[tuple[float, int]] = deque(maxlen=_LOOKS)
+        self._before = self.steps, self.stalled
+
+    def see(self, ended: int, stalled: float, now: float) -> None:
+        """So many steps of this round have ended now, in seconds of a clock that only grows, and so many seconds of it
+        were stalls: more than before, where the usual step has become longer."""
+        steps, seconds = self._before
+        self.steps, self.stalled = steps + ended, max(self.stalled, seconds + stalled)
+        if ended:
+            self._looks.append((now, self.steps))
+
+    @property
+    def rate(self) -> float:
+        """Steps a second, over the last minute; 0 where nobody knows yet."""
+        if len(self._looks) < 2:
+            return 0.0
+        (began, first), (now, last) = self._looks[0], self._looks[-1]
+        return (last - first) / (now - began) if now > began else 0.0
+
+
+def status(step: int, of: int, rate: float, seconds: float) -> str:
+    """How far a job is, for people.
+
+    Args:
+        step: that its slowest rank is in; -1 where nobody knows.
+        of: steps that there are; 0 where nobody knows.
+        rate: steps a second; 0 where nobody knows.
+        seconds: since its round began.
+    """
+    if step < 0:
+        return f"running for {seconds:.0f} s" if seconds < 60 else f"running for {shown_seconds(seconds)}"
+    facts = [f"step {step}" + (f" of {of}" if of else "")]
+    if rate:
+        facts.append(f"{rate:.3g} steps/s" if rate >= 1 else f"{shown_seconds(1 / rate)} a step")
+        facts += [f"about {shown_seconds((of - step) / rate)} left"] if of > step else []
+    return ", ".join(facts)

@@ -28,8 +28,7 @@ from . import exporters, layout, page, run_page, trace
 from .clocks import Offset
 from .exporters import Instrument, Readings
 from .findings import Findings
-from .line import Line, on_terminal
-from .pace import Pace, status
+from .line import Line, Pace, on_terminal, status
 from .run_page import ConsoleDeck
 from .summary import EARLIER, GpuSummary, NodeSummary, RoundSummary, merged, packed
 
@@ -239,10 +238,9 @@ class RunRecord:
         if not self.hosts():
             self._send_summary()
             return
-        node, work = replace(self._node, rounds=list(self._node.rounds)), contextvars.copy_context()  # flytekit's
-        self._upload = threading.Thread(
-            target=partial(work.run, self._show_now, node, self.console), name="safedist-deck", daemon=True
-        )
+        node = replace(self._node, rounds=list(self._node.rounds))
+        work = partial(contextvars.copy_context().run, self._show_now, node, self.console)  # flytekit's context
+        self._upload = threading.Thread(target=work, name="safedist-deck", daemon=True)
         self._upload.start()
 
     def _see(self, views: Sequence[RankView]) -> None:

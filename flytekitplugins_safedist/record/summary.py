@@ -13,7 +13,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -223,30 +223,20 @@ def expanded(text: str) -> Any:
 def packed(node: NodeSummary, limit: int) -> str:
     """As text of at most *limit* characters: where that holds too little, profiles go first, then slices, then ranks of
     earlier rounds, and the sums of stages last."""
-    text = ""
-    for level in range(5):
-        text = squeezed(_rounded(_without(node, level).to_dict()))
-        if len(text) <= limit:
-            break
+    value = json.loads(json.dumps(node.to_dict()), parse_float=lambda text: round(float(text), 6))
+    text, rounds = squeezed(value), value["rounds"]
+    left_out: list[dict[str, Any]] = [{"profile": ""}, {"shares": {}, "pace": ""}, {}, {"stages": {}}]
+    while len(text) > limit and left_out:
+        lacks = left_out.pop(0)
+        del value["phases"][:-8]
+        if not lacks:
+            rounds[:] = [{**every, "ranks": []} for every in rounds[-4:-1]] + rounds[-1:]
+        for rank in (rank for every in rounds for rank in every["ranks"]):
+            rank.update(lacks)
+            if "pace" in lacks:
+                value["gpus"], rank["stalls"], rank["saves"] = [], rank["stalls"][:2], rank["saves"][-1:]
+        text = squeezed(value)
     return text
-
-
-def _without(node: NodeSummary, level: int) -> NodeSummary:
-    def short(rank: RankSummary) -> RankSummary:
-        if level > 1:
-            rank = replace(rank, shares={}, pace="", stalls=rank.stalls[:2], saves=rank.saves[-1:])
-        return replace(rank, profile="", stages=rank.stages if level < 4 else {})
-
-    if not level:
-        return node
-    rounds = node.rounds if level < 3 else node.rounds[-4:]
-    ranks = [every.ranks if level < 3 or every is rounds[-1] else [] for every in rounds]
-    shown = [replace(every, ranks=list(map(short, its))) for every, its in zip(rounds, ranks, strict=True)]
-    return replace(node, rounds=shown, phases=node.phases[-8:], gpus=node.gpus if level < 2 else [])
-
-
-def _rounded(value: Any) -> Any:
-    return json.loads(json.dumps(value), parse_float=lambda text: round(float(text), 6))
 
 
 def merged(own: NodeSummary, others: Iterable[tuple[str, Offset]]) -> list[NodeSummary]:

@@ -27,7 +27,7 @@ from flytekitplugins_safedist.record import exporters, findings, layout, page, s
 from flytekitplugins_safedist.record.clocks import Ahead, Offset
 from flytekitplugins_safedist.record.exporters import TABLE
 from flytekitplugins_safedist.record.findings import Findings
-from flytekitplugins_safedist.record.pace import Pace
+from flytekitplugins_safedist.record.line import Pace
 from flytekitplugins_safedist.record.profile import StepProfile
 from flytekitplugins_safedist.record.profile import packed as packed_profile
 from flytekitplugins_safedist.record.summary import (
