@@ -192,7 +192,7 @@ def _memory(ranks: Sequence[RankSummary]) -> str:
     most, most_gpu = (max(sizes, default=0) for sizes in ([rank.peak for rank in ranks], [rank.gpu for rank in ranks]))
 
     def bar(size: int, of: int) -> Bar | str:
-        return Bar(f"{size / 2**20:.0f} MiB", size / of) if of else ""
+        return Bar(f"{size / 2**20:.0f} MiB", size / of) if of and size else ""
 
     rows = [
         (rank.rank, bar(rank.peak, most), bar(rank.gpu, most_gpu), shown_seconds(rank.cpu)) for rank in ranks if most

@@ -33,24 +33,16 @@ document.title = JSON.stringify({
 
 def fragment() -> str:
     """Of two nodes with four ranks, which fail in the end."""
-    nodes = [
-        NodeSummary(node, f"train-worker-{node}", [("prepare", 0.0, 3.0)], [RoundSummary(0, 3.0, 90.0, 4)])
-        for node in range(2)
-    ]
-    for node in nodes:
-        for rank in (2 * node.node, 2 * node.node + 1):
-            stages = {
-                "load": StageTimes(100, 10.0, 40.0),
-                "a stage with a long name": StageTimes(100, 20, 40.5),
-            }
-            summary = RankSummary(rank, 3.0, 90.0, "raised ValueError", [("function", 0.0, 87.0)], stages)
-            summary.durations, summary.pace, summary.rate, summary.peak = (
-                {-10: 50, -5: 50},
-                "123456789" * 9,
-                1.0,
-                1 << 30,
-            )
-            node.rounds[0].ranks.append(summary)
+    stages = {"load": StageTimes(100, 10.0, 40.0), "a stage with a long name": StageTimes(100, 20, 40.5)}
+    shown = {"phases": [("function", 0.0, 87.0)], "stages": stages, "durations": {-10: 50, -5: 50}, "peak": 1 << 30}
+    nodes = []
+    for node in range(2):
+        ranks = [
+            RankSummary(2 * node + at, 3.0, 90.0, "raised ValueError", pace="123456789" * 9, rate=1.0, **shown)
+            for at in range(2)
+        ]
+        rounds = [RoundSummary(0, 3.0, 90.0, 4, ranks=ranks)]
+        nodes.append(NodeSummary(node, f"train-worker-{node}", [("prepare", 0.0, 3.0)], rounds))
     end = page.JobEnd("train", "USER:ValueError", "rank 3 raised ValueError: " + "x" * 300, ["restart: " + "y" * 300])
     return page.fragment(Findings(nodes), end)
 

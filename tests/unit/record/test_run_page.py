@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,49 +20,48 @@ from flytekitplugins_safedist.record.run import RankView, RunRecord
 from flytekitplugins_safedist.record.run_page import ConsoleDeck
 
 
+def record_of(**facts: Any) -> RunRecord:
+    """Of a run with a deck, in its first round."""
+    nothing: dict[str, Any] = {"console": None, "environment": {}, "terminal": {}, "metrics": Metrics(), "labels": {}}
+    job = {"hosts": lambda: True, "send": bool, "others": tuple, "course": lambda: {"restart": [], "loss": []}}
+    node = {"gpus": tuple, "inputs": lambda: (0, 0), "prepared": 0.0, "nproc_per_node": 1}
+    record = RunRecord("train", **{"is_local": False, "has_deck": True, **nothing, **job, **node, **facts})
+    record.begins(0, 0, nnodes=1)
+    return record
+
+
+def view(how: str = "running") -> RankView:
+    return RankView(0, memoryview(bytearray(layout.SIZE)), how, time.monotonic(), Path("/no profile"))
+
+
+def failing(error: Exception) -> Any:
+    def fails(*_: object, **__: object) -> Any:
+        raise error
+
+    return fails
+
+
+def deck_of(tmp_path: Path) -> ConsoleDeck:
+    return ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw"))
+
+
 def test_no_page_of_a_run_that_goes_on_follows_the_last_one(tmp_path) -> None:
-    deck = ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw"))
+    deck, file = deck_of(tmp_path), tmp_path / "out" / "deck.html"
     deck.put({"run": "goes on"})
-    assert "goes on" in (tmp_path / "out" / "deck.html").read_text()
+    assert "goes on" in file.read_text()
     deck.cancel()
-    (tmp_path / "out" / "deck.html").write_text("the last")
+    file.write_text("the last")
     with pytest.raises(asyncio.CancelledError):
         deck.put({"run": "still goes on"})
-    assert (tmp_path / "out" / "deck.html").read_text() == "the last"
-
-
-def record_of(**facts: Any) -> RunRecord:
-    usual = {
-        "task": "train",
-        "is_local": False,
-        "has_deck": True,
-        "console": None,
-        "environment": {},
-        "terminal": {},
-        "metrics": Metrics(),
-        "labels": {},
-        "gpus": tuple,
-        "inputs": lambda: (0, 0),
-        "prepared": 0.0,
-        "nproc_per_node": 1,
-        "hosts": lambda: True,
-        "send": bool,
-        "others": tuple,
-        "course": lambda: {"restart": [], "loss": []},
-    }
-    return RunRecord(**{**usual, **facts})
+    assert file.read_text() == "the last"
 
 
 def test_no_job_fails_for_what_its_record_cannot_see(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def unreadable() -> tuple[int, int]:
-        raise OSError(5, "Input/output error")
-
     monkeypatch.setattr(record_of_run, "LOOK_SECONDS", 0.0)
-    record = record_of(inputs=unreadable)
+    record = record_of(inputs=failing(OSError(5, "Input/output error")))
     with caplog.at_level(logging.WARNING):
-        record.begins(0, 0, nnodes=1)
         for _ in range(2):
             record.look(list)
         record.over(list)
@@ -70,12 +70,8 @@ def test_no_job_fails_for_what_its_record_cannot_see(
 
 
 def test_a_store_that_does_not_take_the_trace_costs_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(run_page, "leave", full)
+    monkeypatch.setattr(run_page, "leave", failing(OSError(28, "No space left on device")))
     record = record_of()
-    record.begins(0, 0, nnodes=1)
     record.over(list)
     assert "Trace for Perfetto: could not be left" in record.show(bool)[0]
 
@@ -83,12 +79,8 @@ def test_a_store_that_does_not_take_the_trace_costs_no_page(monkeypatch: pytest.
 def test_no_job_fails_for_a_page_that_cannot_be_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: object) -> str:
-        raise ZeroDivisionError("division by zero")
-
-    monkeypatch.setattr(page, "fragment", broken)
+    monkeypatch.setattr(page, "fragment", failing(ZeroDivisionError("division by zero")))
     record = record_of()
-    record.begins(0, 0, nnodes=1)
     record.over(list)
     assert record.show(bool) == ("", "")
     assert caplog.messages == ["the record of this run could not be shown: ZeroDivisionError: division by zero"]
@@ -97,12 +89,10 @@ def test_no_job_fails_for_a_page_that_cannot_be_made(
 def test_a_page_that_is_not_wanted_any_more_is_no_error_in_the_log(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     monkeypatch.setattr("threading.excepthook", told.append)
-    deck = ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw"))
+    deck = deck_of(tmp_path)
     deck.cancel()
     record = record_of(console=deck)
-    record.begins(0, 0, nnodes=1)
-    memory = memoryview(bytearray(layout.SIZE))
-    record.look(lambda: [RankView(0, memory, "running", time.monotonic(), tmp_path / "profile")])
+    record.look(lambda: [view()])
     record.close()
     assert told == []
     assert not (tmp_path / "out").exists()
@@ -120,15 +110,14 @@ def test_the_page_of_a_run_that_goes_on_has_its_earlier_rounds_and_its_upload_en
 
     monkeypatch.setattr(ConsoleDeck, "put", put)
     monkeypatch.setattr(ConsoleDeck, "cancel", lambda _: cancelled.set())
-    record = record_of(console=ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw")))
-    memory = memoryview(bytearray(layout.SIZE))
-    views = [RankView(0, memory, how, time.monotonic(), tmp_path / "profile") for how in ("SIGKILL", "running")]
-    record.begins(0, 0, nnodes=1)
-    record.over(lambda: views[:1])
+    record = record_of(console=deck_of(tmp_path))
+    record.over(lambda: [view("SIGKILL")])
     record.begins(1, 0, nnodes=1)
-    record.look(lambda: views[1:])
+    record.look(lambda: [view()])
     text = pages.get(timeout=60)
-    record.close()
     assert "SIGKILL" in text
-    assert "running" in text
+    assert "<td>it goes on</td>" in text
+    record.over(lambda: [view("returned")])
+    record.close()
     assert cancelled.is_set()
+    assert "it goes on" not in record.show(bool)[0]
