@@ -6,75 +6,60 @@ import gzip
 import json
 import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 from tests.harness import chrome_trace
 from tests.harness.job import Job
 from tests.harness.moto_s3 import BUCKET
 from tests.harness.nvml import Gpus
 from tests.harness.pod import Pod
-from tests.harness.procs import DEADLINE, KILL, TERM, Ended, Running, gate, until
+from tests.harness.procs import DEADLINE, KILL, TERM, Ended, gate, until
 from tests.harness.proxy import Holding
 from tests.harness.registered import registered
 
 SECRET = "s3cr3t-of-the-database"
 
 
-class Page(HTMLParser):
-    """A page, taken apart: that every element is closed, what its text is, and what it would fetch."""
-
-    EMPTY = frozenset({"meta", "link", "path", "br", "hr", "img"})
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.fetched: list[str] = []
-        self.text = ""
-        self.feed(html)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-        self.fetched += [value for name, value in attrs if name in ("src", "href") and value]
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.EMPTY:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def text_in(html: str) -> str:
+    """Of a page that has each element closed, and fetches nothing."""
+    tree = ElementTree.fromstring(html)
+    assert not [each.attrib for each in tree.iter() if {"src", "href"} & set(each.attrib)]
+    return "".join(tree.itertext())
 
 
-def page(ended: Ended) -> str:
-    """What Flyte's deck has of ours."""
-    assert "deck.html" in ended.uploaded, ended.err
+def ours_in(deck: str) -> str:
+    """Our part of Flyte's deck, as text."""
+    [ours] = re.findall(r'<div class="sd">.*?</div></div>', deck, re.DOTALL)
+    return text_in(ours.removesuffix("</div>"))
+
+
+def page(ended: Ended, verdict: str = "outputs.pb") -> str:
+    """What Flyte's deck says of ours at the end."""
+    assert ended.uploaded == ["deck.html", verdict], ended.err
     html = (ended.files / "outputs" / "deck.html").read_text()
     assert re.findall(r"(?:src|href)=|@import|url\(", html) == [], "nothing is fetched"
     assert html.index(">Run</li>") < html.index(">Timeline</li>"), "the first tab"
-    [ours] = re.findall(r'<div class="sd">.*?</div></div>', html, re.DOTALL)
-    assert Page(ours.removesuffix("</div>")).fetched == []
-    return str(ours)
+    return ours_in(html)
 
 
-def left(ended: Ended) -> tuple[str, dict[str, object]]:
-    """The page and the trace of a local run, whose log says where they are."""
+def left(ended: Ended) -> tuple[str, dict[str, Any]]:
+    """The page's text and the trace of a local run, whose log says where they are."""
     [address] = re.findall(r"the record of this run: (\S+)/run\.html", ended.err)
-    html = (Path(address) / "run.html").read_text()
-    assert Page(html).fetched == []
+    [body] = re.findall(r"<body.*</body>", (Path(address) / "run.html").read_text(), re.DOTALL)
     trace = json.loads(gzip.decompress((Path(address) / "trace.json.gz").read_bytes()))
     chrome_trace.check(trace)
-    return html, trace
+    return text_in(body), trace
 
 
 def test_the_page_names_the_rank_and_the_stage_that_the_others_waited_for_and_nobody_else(warm, tmp_path):
     """By 300 ms: on a busy machine 50 ms may be another rank's, too."""
     ended = warm.run("job_recorded:one_is_late", tmp_path / "job")
     assert ended.value == 12, ended.err
-    html, trace = left(ended)
-    assert re.search(r"Held the others back: .*rank 2 in stage 'load', by", Page(html).text), Page(html).text
-    held = Page(html).text.split("Held the others back:")[1].split(".")[0]
+    text, trace = left(ended)
+    assert re.search(r"Held the others back: .*rank 2 in stage 'load', by", text), text
+    held = text.split("Held the others back:")[1].split(".")[0]
     assert re.findall(r"rank \d+", held) == ["rank 2"]
     assert "rank 2 in stage 'load'" in ended.err, "in the log, too"
     assert "worked alone" not in ended.err, "they made a process group, and took it down again"
@@ -108,16 +93,14 @@ def test_ranks_that_train_alone_are_told_and_the_values_of_the_last_step_are_an_
     ended = warm.run("job_recorded:each_alone", tmp_path / "job")
     assert ended.value == {"loss": 0.25, "rank": 0.0}, ended.err
     assert ended.err.count("each of the 2 ranks worked alone") == 1
-    assert "each of the 2 ranks worked alone" in Page(left(ended)[0]).text
+    assert "each of the 2 ranks worked alone" in left(ended)[0]
 
 
 def test_what_a_rank_raised_is_there_without_its_secrets(warm, tmp_path):
     ended = warm.run(
         "job_recorded:one_raises", tmp_path / "job", kind="execute", environment={"DATABASE_PASSWORD": SECRET}
     )
-    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
-    html = page(ended)
-    text = Page(html.removesuffix("</div>")).text
+    text = page(ended, "error.pb")
     assert "failed: USER:ValueError" in text
     assert "cannot connect with [$DATABASE_PASSWORD] <b>" in text
     assert "in one_raises" in text, "the traceback"
@@ -129,8 +112,8 @@ def test_what_a_rank_raised_is_there_without_its_secrets(warm, tmp_path):
 
 def test_the_page_of_node_0_has_the_ranks_of_all_nodes_and_how_well_their_clocks_are_known(warm, tmp_path):
     first, second = Job(warm, tmp_path, "job_recorded:two_nodes").run()
-    assert (first.uploaded, second.uploaded) == (["deck.html", "error.pb"], [])
-    text = Page(page(first).removesuffix("</div>")).text
+    assert second.uploaded == []
+    text = page(first, "error.pb")
     assert "4 rank(s) on 2 node(s)" in text
     assert "Held the others back: rank 3 in stage 'load', by" in text
     assert len(re.findall(r"\d (?:m?s) ± \d", text)) == 2, "each node's clock, and its error"
@@ -150,8 +133,7 @@ def test_a_range_that_shrank_says_which_node_was_lost_and_what_ran_before(warm, 
         ranks.let_go(2)
         ended = host.wait()
         other.wait()
-    assert ended.uploaded == ["deck.html", "outputs.pb"], ended.err
-    text = Page(page(ended).removesuffix("</div>")).text
+    text = page(ended)
     assert "2 round(s)" in text
     assert re.search(r"loss: the node on \S+:? .*connection was lost", text), text
 
@@ -175,12 +157,6 @@ def nothing() -> None:
 QUICK = {"TEST_PAGE_SECONDS": "0.05"}
 
 
-def seen_now(deck: Path) -> str:
-    return Page(
-        re.search(r'<div class="sd">.*?</div></div>', deck.read_text(), re.DOTALL)[0].removesuffix("</div>")
-    ).text
-
-
 def test_while_the_job_runs_the_page_shows_the_ranks_and_gpus_of_all_nodes(warm, tmp_path, ranks_gate, nvml_driver):
     Gpus(tmp_path / "gpus", 2).say(1, busy=97, used=3 << 30, total=80 << 30)
     gpus = {"TEST_NVML": str(tmp_path / "gpus"), "TEST_NVML_LIBRARY": str(nvml_driver)}
@@ -191,11 +167,11 @@ def test_while_the_job_runs_the_page_shows_the_ranks_and_gpus_of_all_nodes(warm,
     deck = first.files / "outputs" / "deck.html"
 
     def shows(text: str, times: int) -> bool:
-        return deck.exists() and seen_now(deck).count(text) == times
+        return deck.exists() and ours_in(deck.read_text()).count(text) == times
 
     until(lambda: shows("4 rank(s) on 2 node(s); 1 round(s); 3 steps", 1), "all ranks' steps")
     until(lambda: shows("97%3.0 of 80.0 GiB", 2), "a GPU of each node")
-    text = seen_now(deck)
+    text = ours_in(deck.read_text())
     assert "two_nodes_wait" in text
     assert re.search(r"running; [\d.]+ (ms|s|min)", text), text
     assert "loss 0.25" in text
@@ -205,8 +181,7 @@ def test_while_the_job_runs_the_page_shows_the_ranks_and_gpus_of_all_nodes(warm,
     assert deck.read_text().count("drawn by rank") == 1, "one writer"
     ranks_gate.let_go(4)
     ended, _ = first.wait(), other.wait()
-    assert ended.uploaded == ["deck.html", "outputs.pb"], ended.err
-    text = Page(page(ended).removesuffix("</div>")).text
+    text = page(ended)
     assert "succeeded; " in text
     assert "running" not in text
 
@@ -230,22 +205,14 @@ def test_a_store_that_is_slow_holds_up_no_job_and_the_page_of_its_end_is_the_las
 
 
 def test_a_rank_server_that_dies_and_a_pod_that_is_told_to_stop_leave_a_page(warm, tmp_path, ranks_gate):
-    def started(name: str, **more: str) -> tuple[Running, str]:
-        environment = {**ranks_gate.environment, **more}
-        job = warm.start("job_recorded:one_node_waits", tmp_path / name, kind="execute", environment=environment)
-        return job, ranks_gate.heard(2)[0]
-
-    job, said = started("server")
-    os.kill(int(said.split()[-1]), KILL)
-    ended = job.wait()
-    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
-    text = Page(page(ended).removesuffix("</div>")).text
-    assert "failed: SYSTEM:RanksNotStarted" in text
-    assert "3 steps" in text, "what the ranks had noted"
-    job, _ = started("told")
-    job.signal(TERM)
-    ended = job.wait()
-    assert ended.uploaded == ["deck.html", "error.pb"], ended.err
-    text = Page(page(ended).removesuffix("</div>")).text
-    assert "failed: SYSTEM:Stopped" in text
-    assert "3 steps" in text
+    for code in ("RanksNotStarted", "Stopped"):
+        more = ranks_gate.environment
+        job = warm.start("job_recorded:one_node_waits", tmp_path / code, kind="execute", environment=more)
+        server = int(ranks_gate.heard(2)[0].split()[-1])
+        if code == "Stopped":
+            job.signal(TERM)
+        else:
+            os.kill(server, KILL)
+        text = page(job.wait(), "error.pb")
+        assert f"failed: SYSTEM:{code}" in text
+        assert "3 steps" in text, "what the ranks had noted"
