@@ -27,12 +27,6 @@ TASK = "job_metrics:restarts_once"
 Values = dict[str, dict[str, float]]
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def scraped(port: int, accept: str) -> tuple[str, str]:
     """The answer to a scrape, and its content type."""
     asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
@@ -51,7 +45,8 @@ def read(text: str, parse: Any) -> tuple[Values, dict[str, str]]:
 
 
 def test_prometheus_sees_what_happens_while_it_does(warm, tmp_path, ranks_gate, nvml_driver):
-    port = free_port()
+    reserved = ReservedPort()  # its server may bind it meanwhile, and nobody else
+    port = reserved.port
     Gpus(tmp_path / "gpus", 2).say(1, busy=25, used=3 << 30, total=80 << 30)
     node = {"TEST_NVML": str(tmp_path / "gpus"), "TEST_NVML_LIBRARY": str(nvml_driver)}
     more = {**ranks_gate.environment, **NAMED, **node, "TEST_PORT": str(port)}
@@ -97,6 +92,7 @@ def test_prometheus_sees_what_happens_while_it_does(warm, tmp_path, ranks_gate, 
     assert f'safedist_execution="{EXECUTION}"' in text, "a name that the platform gives is no secret"
     ranks_gate.let_go(2)
     assert job.wait().uploaded == ["outputs.pb"]
+    reserved.close()
 
 
 def through_both_rounds(job: Any, gate: Gate) -> Ended:
@@ -120,34 +116,10 @@ def test_a_port_that_is_taken_is_a_warning(warm, tmp_path, ranks_gate):
 class Collector:
     """Receives what is exported over OTLP/HTTP."""
 
-    def __init__(self, *, answers: bool = True) -> None:
+    def __init__(self) -> None:
         self.received: queue.SimpleQueue[ExportMetricsServiceRequest] = queue.SimpleQueue()
-        self.headers: list[str] = []
-        self.let_go = threading.Event()
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                assert self.path == "/v1/metrics"
-                outer.headers.append(self.headers.get("x-who", ""))
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer.received.put(ExportMetricsServiceRequest.FromString(body))
-                if not answers:
-                    outer.let_go.wait()
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.let_go.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self.headers: set[str] = set()
+        self.answers = threading.Event()
 
     def last(self) -> ExportMetricsServiceRequest:
         """What came last."""
@@ -158,28 +130,45 @@ class Collector:
 
 
 @contextmanager
-def collector(**options: bool) -> Iterator[Collector]:
-    made = Collector(**options)
-    try:
-        yield made
-    finally:
-        made.close()
+def collector(*, answers: bool = True) -> Iterator[tuple[Collector, str]]:
+    """One, and its address."""
+    heard = Collector()
+    if answers:
+        heard.answers.set()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/metrics"
+            heard.headers.add(self.headers.get("x-who", ""))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            heard.received.put(ExportMetricsServiceRequest.FromString(body))
+            heard.answers.wait()
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield heard, f"http://127.0.0.1:{server.server_port}"
+        finally:
+            heard.answers.set()
+            server.shutdown()
 
 
 def told(request: ExportMetricsServiceRequest) -> tuple[dict[str, str], dict[str, Any], Values]:
     """The resource's attributes, each metric by its name, and their values by rank."""
     [resource] = request.resource_metrics
     [scope] = resource.scope_metrics
-    metrics = {metric.name: metric for metric in scope.metrics}
     values: Values = {}
-    for name, metric in metrics.items():
+    for metric in scope.metrics:
         for point in getattr(metric, metric.WhichOneof("data")).data_points:
             rank = "".join(each.value.string_value for each in point.attributes if each.key == "rank")
-            values.setdefault(name, {})[rank] = (
-                point.as_int if point.WhichOneof("value") == "as_int" else point.as_double
-            )
+            values.setdefault(metric.name, {})[rank] = getattr(point, point.WhichOneof("value"))
     about = {each.key: each.value.string_value for each in resource.resource.attributes}
-    return about, metrics, values
+    return about, {metric.name: metric for metric in scope.metrics}, values
 
 
 def otlp(warm: Warm, files: Any, gate: Gate, **variables: str) -> Ended:
@@ -188,19 +177,19 @@ def otlp(warm: Warm, files: Any, gate: Gate, **variables: str) -> Ended:
 
 
 def test_a_collector_hears_of_a_restart_at_the_latest_when_the_job_ends(warm, tmp_path, ranks_gate):
-    with collector() as heard:
+    with collector() as (heard, address):
         ended = otlp(
             warm,
             tmp_path / "job",
             ranks_gate,
-            OTEL_EXPORTER_OTLP_ENDPOINT=heard.endpoint,
+            OTEL_EXPORTER_OTLP_ENDPOINT=address,
             OTEL_EXPORTER_OTLP_HEADERS="x-who=me",
             OTEL_RESOURCE_ATTRIBUTES="team=vision",
             OTEL_SERVICE_NAME="digits",
         )
         assert ended.uploaded == ["outputs.pb"], ended.err
         about, metrics, values = told(heard.last())
-        assert set(heard.headers) == {"me"}
+        assert heard.headers == {"me"}
     assert values["safedist.restarts"] == {"": 1}
     assert values["safedist.losses"] == {"": 0}
     assert values["safedist.rank.steps"] == {"0": 6, "1": 6}
@@ -225,15 +214,15 @@ def test_a_collector_that_is_away_or_never_answers_holds_up_no_job(warm, tmp_pat
     away = otlp(warm, tmp_path / "away", ranks_gate, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{reserved.port}")
     reserved.close()
     assert away.uploaded == ["outputs.pb"], away.err
-    with collector(answers=False) as silent:
+    with collector(answers=False) as (silent, address):
         ended = otlp(
             warm,
             tmp_path / "silent",
             ranks_gate,
-            OTEL_EXPORTER_OTLP_ENDPOINT=silent.endpoint,
+            OTEL_EXPORTER_OTLP_ENDPOINT=address,
             OTEL_EXPORTER_OTLP_TIMEOUT="3600",
             OTEL_METRIC_EXPORT_INTERVAL="100",
         )
         assert not silent.received.empty()
-        assert not silent.let_go.is_set(), "the job has ended, and the collector has not answered"
+        assert not silent.answers.is_set(), "the job has ended, and the collector has not answered"
     assert ended.uploaded == ["outputs.pb"], ended.err
