@@ -99,21 +99,16 @@ class _Above:
 
 
 class Pace:
-    """One rank's.
+    """One rank's in one round, which counts anew.
 
     Attributes:
         steps: that have ended, in all rounds.
         stalled: seconds in steps that were stalls, in all rounds.
     """
 
-    def __init__(self) -> None:
-        self.steps, self.stalled = 0, 0.0
-        self.again()
-
-    def again(self) -> None:
-        """A round begins, which counts anew."""
+    def __init__(self, steps: int = 0, stalled: float = 0.0) -> None:
+        self.steps, self.stalled = self._before = steps, stalled
         self._looks: deque[tuple[float, int]] = deque(maxlen=_LOOKS)
-        self._before = self.steps, self.stalled
 
     def see(self, ended: int, stalled: float, now: float) -> None:
         """So many steps of this round have ended now, in seconds of a clock that only grows, and so many seconds of it

@@ -153,13 +153,11 @@ def _stages(found: Findings, ranks: Sequence[RankSummary]) -> str:
     names = list(dict.fromkeys(name for rank in ranks for name in rank.stages))[:_MOST_STAGES]
     if not names:
         return ""
-    held = {(each.rank, each.stage) for each in found.held}
+    marks = {(each.rank, each.stage): "▶ " for each in found.held}
 
     def cell(rank: RankSummary, name: str) -> str:
-        stage = rank.stages.get(name)
-        if stage is None:
-            return ""
-        return f"{'▶ ' if (rank.rank, name) in held else ''}{shown_seconds(stage.seconds / stage.times)}"
+        stage, mark = rank.stages.get(name), marks.get((rank.rank, name), "")
+        return f"{mark}{shown_seconds(stage.seconds / stage.times)}" if stage is not None else ""
 
     rows = [(rank.rank, *(cell(rank, name) for name in names)) for rank in ranks]
     each = table("|".join(["rank", *names]), rows, "Average of each stage and rank; ▶ held the others back")

@@ -163,8 +163,8 @@ class RunRecord:
         self._node.rounds.append(RoundSummary(number, now, now, nnodes * self.nproc_per_node))
         del self._node.rounds[:-_MOST_ROUNDS]
         self._is_open = True
-        for pace in self._paces.values():
-            pace.again()
+        for rank, pace in self._paces.items():
+            self._paces[rank] = Pace(pace.steps, pace.stalled)
 
     def why(self, text: str) -> None:
         """Why the latest round ended, as the coordinator says."""
@@ -218,10 +218,9 @@ class RunRecord:
         """Where it is time, see how far the ranks are, and tell: metrics, a person at a terminal, node 0, and from
         there Flyte's console. One upload at a time, in a thread: a store that is slow holds up nothing here."""
         now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + LOOK_SECONDS
-        self._note(lambda: self._look(views(), now))
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._note(lambda: self._look(views(), now))
 
     def _look(self, views: Sequence[RankView], now: float) -> None:
         self._see(views)

@@ -23,12 +23,11 @@ def trace(found: Findings) -> bytes:
     """Nodes as processes, ranks as threads: phases, saves and stalls as slices, pace and stages as counters."""
     events: list[_Event] = []
     for node in found.nodes:
-        tracks = _tracks(node, found.since)
-        named: list[_Event] = [{"name": "process_name", "args": {"name": f"node {node.node} ({node.host})"}}]
-        named += [{"name": "thread_name", "tid": tid, "args": {"name": name}} for tid, name in tracks]
-        its = [{"ph": "M", **each} for each in named]
-        its += [{"ph": "X", "tid": tid, **each} for (tid, _), slices in tracks.items() for each in _nested(slices)]
-        its += [{"ph": "C", **each} for each in _counters(node, found.since)]
+        its: list[_Event] = [{"ph": "M", "name": "process_name", "args": {"name": f"node {node.node} ({node.host})"}}]
+        for (tid, name), slices in _tracks(node, found.since).items():
+            its.append({"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": name}})
+            its += [{"ph": "X", "tid": tid, **each} for each in _nested(slices)]
+        its += _counters(node, found.since)
         events += [{"pid": max(0, node.node), **each} for each in its]  # a node may have come to no round
     data = {"displayTimeUnit": "ms", "traceEvents": events}
     return gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)
@@ -93,4 +92,5 @@ def _counters(node: NodeSummary, zero: float) -> Iterator[_Event]:
     for name, since, every, values in rows:
         for at, value in enumerate(values):
             if not at or value != values[at - 1]:
-                yield {"ts": round((since + at * every - zero) * 1e6), "name": name, "args": {"value": value}}
+                ts = round((since + at * every - zero) * 1e6)
+                yield {"ph": "C", "name": name, "ts": ts, "args": {"value": value}}
