@@ -100,7 +100,7 @@ def _upload_decks(ctx: FlyteContext) -> None:
     params = ctx.user_space_params
     try:
         deck = run_page.ConsoleDeck(params.output_metadata_prefix, ctx.file_access.raw_output_prefix)
-        deck.put({each.name: each.html for each in params.decks})
+        deck.put(lambda: {each.name: each.html for each in params.decks}).result()
     except Exception as error:  # whatever the store's client raises: the verdict counts
         logger.warning(f"the task's deck could not be uploaded: {one_line(error)}")
 

@@ -3,14 +3,12 @@ node 0, measures, and makes the page of the whole job on the node that uploads t
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import logging
 import socket
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,7 +41,6 @@ PAGE_SECONDS = 60.0
 _LEAVE_SECONDS = 10.0
 """For a file that is left in a store."""
 
-_CANCEL_SECONDS = 5.0
 _JOB_BYTES = 16 << 20
 _NODE_BYTES = 16 << 10, 256 << 10
 """What all nodes may send to node 0, and a single one at least and at most."""
@@ -138,7 +135,7 @@ class RunRecord:
         self._views: Sequence[RankView] = ()
         self._directory = ""
         self._values: Readings = {}
-        self._upload: threading.Thread | None = None
+        self._upload: Future[None] | None = None
         self._line: Line | None = None
         self._held = ExitStack()
         exporters.begin(self.metrics, lambda: self._values, self.labels, self._held, logger.warning)
@@ -228,7 +225,7 @@ class RunRecord:
             return
         if self._line is not None and self._is_open:
             self._line.draw(self._status(views, now))
-        if self.console is None or now < self._next_page or (self._upload is not None and self._upload.is_alive()):
+        if self.console is None or now < self._next_page or not (self._upload is None or self._upload.done()):
             return
         self._next_page = now + PAGE_SECONDS
         if self._is_open:  # else its ranks here have ended; those of other nodes may go on
@@ -238,9 +235,14 @@ class RunRecord:
             self._send_summary()
             return
         node = replace(self._node, rounds=list(self._node.rounds))
-        work = partial(contextvars.copy_context().run, self._show_now, node, self.console)  # flytekit's context
-        self._upload = threading.Thread(target=work, name="safedist-deck", daemon=True)
-        self._upload.start()
+        self._upload = self.console.put(lambda: self._decks(node))
+        self._upload.add_done_callback(_tell)
+
+    def _decks(self, node: NodeSummary) -> dict[str, str]:
+        """The page of the run that goes on, and what rank 0 has left so far."""
+        html = page.fragment(Findings(merged(node, self.others())), self._end(goes_on=True))
+        left = next((view.decks() for view in self._views if view.rank == 0), ())
+        return {run_page.NAME: html, **{deck["name"]: deck["html"] for deck in left}}
 
     def _see(self, views: Sequence[RankView]) -> None:
         now, self._views = time.monotonic(), views or self._views  # who has the terminal is asked after the round, too
@@ -283,19 +285,10 @@ class RunRecord:
         rate, lasted = self._paces[behind.rank].rate, now - latest.since
         return where + status(behind.steps.step, behind.steps_to_come, rate, lasted)
 
-    def _show_now(self, node: NodeSummary, console: ConsoleDeck) -> None:
-        try:
-            html = page.fragment(Findings(merged(node, self.others())), self._end(goes_on=True))
-            left = next((view.decks() for view in self._views if view.rank == 0), ())
-            console.put({run_page.NAME: html, **{deck["name"]: deck["html"] for deck in left}})
-        except (Exception, asyncio.CancelledError) as error:  # whatever the store's client raises; it is not wanted
-            logger.debug(f"the page of the run is not uploaded now: {type(error).__name__}: {error}")
-
     def _end_upload(self) -> None:
         """What is uploaded from here on is the last: an upload that is under way is not to come after it."""
-        if self.console is not None and self._upload is not None and self._upload.is_alive():
-            self.console.cancel()
-            self._upload.join(_CANCEL_SECONDS)
+        if self.console is not None and self._upload is not None:
+            self.console.cancel(self._upload)
 
     # --- at its end --------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -345,3 +338,9 @@ class RunRecord:
     def _end(self, code: str = "", cause: str = "", *, trace: str = "", goes_on: bool = False) -> page.JobEnd:
         spent = [self._scrub(f"{kind}: {why}") for kind, whys in self.course().items() for why in whys]
         return page.JobEnd(self.task, code, self._scrub(cause), spent, trace, goes_on)
+
+
+def _tell(upload: Future[None]) -> None:
+    error = None if upload.cancelled() else upload.exception()
+    if error is not None:  # whatever the store's client raises
+        logger.debug(f"the page of the run is not uploaded now: {type(error).__name__}: {error}")

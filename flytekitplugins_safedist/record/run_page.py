@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
-from functools import partial
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from ..compat import flytekit as flytekit_inside
@@ -17,6 +18,8 @@ NAME = "Run"
 
 DECK_SECONDS = 20.0
 """For one upload of the deck."""
+
+_CANCEL_SECONDS = 5.0
 
 
 def new_directory(*, is_local: bool) -> str:
@@ -54,46 +57,32 @@ class ConsoleDeck:
 
     def __init__(self, prefix: str, raw: str) -> None:
         self._address, self._raw = f"{prefix.rstrip('/')}/deck.html", raw
-        self._cancel: Callable[[], object] = bool
-        self._is_cancelled = False
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="safedist-deck", daemon=True).start()
 
-    def put(self, decks: Mapping[str, str]) -> None:
-        """Upload a page of these decks, their HTML by name. One try.
+    def put(self, make: Callable[[], Mapping[str, str]]) -> Future[None]:
+        """Upload a page of the decks that are made, their HTML by name, in a thread. One try, which may raise whatever
+        the store's client raises."""
+        return asyncio.run_coroutine_threadsafe(self._put(make), self._loop)
 
-        Raises:
-            CancelledError: :meth:`cancel` was called, also before.
-            Exception: whatever the store's client raises.
-        """
-        from flytekit.utils.asyn import run_sync
+    def cancel(self, upload: Future[None]) -> None:
+        """End one that is under way, or about to begin: wait until it has ended, for some seconds."""
+        if upload.cancel():
+            wait([asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)], _CANCEL_SECONDS)
 
-        html, path = flytekit_inside.deck_page(decks).encode("utf-8", "backslashreplace"), path_of(self._address)
-        self._go_on()
+    async def _put(self, make: Callable[[], Mapping[str, str]]) -> None:
+        from flytekit.core.data_persistence import FileAccessProvider
+
+        html, path = flytekit_inside.deck_page(make()).encode("utf-8", "backslashreplace"), path_of(self._address)
+        await asyncio.sleep(0)  # who has cancelled it meanwhile is heard
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path, durable=False) as file:
                 file.write(html)
             return
-        with tempfile.TemporaryDirectory() as directory:
-            draft = Path(directory) / "deck.html"
+        with tempfile.TemporaryDirectory() as sandbox:
+            draft = Path(sandbox) / "deck.html"
             draft.write_bytes(html)
-            run_sync(self._put, str(draft), directory)
-
-    async def _put(self, draft: str, sandbox: str) -> None:
-        from flytekit.core.data_persistence import FileAccessProvider
-
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None  # noqa: S101
-        self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
-        self._go_on()
-        access = FileAccessProvider(sandbox, self._raw)  # flytekit's own: one try
-        told = {"ContentType": "text/html", "content_type": "text/html"}  # as flytekit says it, to S3 and to GCS
-        await asyncio.wait_for(access.async_put_data(draft, self._address, **told), DECK_SECONDS)
-
-    def cancel(self) -> None:
-        """End the upload that is under way in another thread, or about to begin."""
-        self._is_cancelled = True
-        self._cancel()
-
-    def _go_on(self) -> None:
-        if self._is_cancelled:
-            raise asyncio.CancelledError
+            access = FileAccessProvider(sandbox, self._raw)  # flytekit's own: one try
+            told = {"ContentType": "text/html", "content_type": "text/html"}  # as flytekit says it, to S3 and to GCS
+            await asyncio.wait_for(access.async_put_data(draft, self._address, **told), DECK_SECONDS)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -18,6 +15,7 @@ from flytekitplugins_safedist.record import layout, page, run_page
 from flytekitplugins_safedist.record import run as record_of_run
 from flytekitplugins_safedist.record.run import RankView, RunRecord
 from flytekitplugins_safedist.record.run_page import ConsoleDeck
+from tests.harness.procs import until
 
 
 def record_of(**facts: Any) -> RunRecord:
@@ -39,21 +37,6 @@ def failing(error: Exception) -> Any:
         raise error
 
     return fails
-
-
-def deck_of(tmp_path: Path) -> ConsoleDeck:
-    return ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw"))
-
-
-def test_no_page_of_a_run_that_goes_on_follows_the_last_one(tmp_path) -> None:
-    deck, file = deck_of(tmp_path), tmp_path / "out" / "deck.html"
-    deck.put({"run": "goes on"})
-    assert "goes on" in file.read_text()
-    deck.cancel()
-    file.write_text("the last")
-    with pytest.raises(asyncio.CancelledError):
-        deck.put({"run": "still goes on"})
-    assert file.read_text() == "the last"
 
 
 def test_no_job_fails_for_what_its_record_cannot_see(
@@ -86,38 +69,37 @@ def test_no_job_fails_for_a_page_that_cannot_be_made(
     assert caplog.messages == ["the record of this run could not be shown: ZeroDivisionError: division by zero"]
 
 
-def test_a_page_that_is_not_wanted_any_more_is_no_error_in_the_log(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
-    monkeypatch.setattr("threading.excepthook", told.append)
-    deck = deck_of(tmp_path)
-    deck.cancel()
-    record = record_of(console=deck)
-    record.look(lambda: [view()])
-    record.close()
-    assert told == []
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_page_of_a_run_that_goes_on_has_its_earlier_rounds_and_its_upload_ends_with_the_run(
-    tmp_path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pages: SimpleQueue[str] = SimpleQueue()
-    cancelled = threading.Event()
+    file, made, go_on = tmp_path / "out" / "deck.html", threading.Event(), threading.Event()
+    make = page.fragment
 
-    def put(_: ConsoleDeck, decks: Mapping[str, str]) -> None:
-        pages.put(decks["Run"])
-        cancelled.wait()
+    def waits(*given: Any) -> str:
+        made.set()
+        go_on.wait()
+        return make(*given)
 
-    monkeypatch.setattr(ConsoleDeck, "put", put)
-    monkeypatch.setattr(ConsoleDeck, "cancel", lambda _: cancelled.set())
-    record = record_of(console=deck_of(tmp_path))
+    def look() -> None:
+        monkeypatch.setattr(record_of_run, "PAGE_SECONDS", 0.0)
+        monkeypatch.setattr(record_of_run, "LOOK_SECONDS", 0.0)
+        record.look(lambda: [view()])
+
+    record = record_of(console=ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw")))
     record.over(lambda: [view("SIGKILL")])
     record.begins(1, 0, nnodes=1)
-    record.look(lambda: [view()])
-    text = pages.get(timeout=60)
+    look()
+    until(file.exists, "the page is there")
+    text = file.read_text()
     assert "SIGKILL" in text
     assert "<td>it goes on</td>" in text
+    file.write_text("the last")
+    monkeypatch.setattr(page, "fragment", waits)
+    until(lambda: look() or made.is_set(), "the next one is made")
+    threading.Timer(0.5, go_on.set).start()
     record.over(lambda: [view("returned")])
     record.close()
-    assert cancelled.is_set()
+    assert go_on.is_set(), "its end is waited for"
+    assert file.read_text() == "the last"
     assert "it goes on" not in record.show(bool)[0]
+    assert caplog.messages == []
