@@ -89,9 +89,14 @@ def begin(
     """
     readers: list[Any] = []
     with _warning(warn, "no metrics for prometheus"):
-        readers += [_scraped(metrics.prometheus, held)] if metrics.prometheus is not None else []
+        if metrics.prometheus is not None:
+            readers.append(_scraped(metrics.prometheus, held))
     with _warning(warn, "no metrics for otlp"):
-        readers += [_sending()] if metrics.otlp else []
+        if metrics.otlp:  # as the OTEL_* variables of this process say
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+            readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
     with _warning(warn, "no metrics"):
         if readers:
             held.callback(measure(readers, read, labels))
@@ -118,14 +123,6 @@ def _scraped(port: int, held: ExitStack) -> Any:
     held.callback(server.server_close)
     held.callback(server.shutdown)
     return PrometheusMetricReader(registry=registry, scope_info_enabled=False)
-
-
-def _sending() -> Any:
-    """What sends to a collector, as the OTEL_* variables of this process say."""
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-
-    return PeriodicExportingMetricReader(OTLPMetricExporter())
 
 
 def measure(readers: list[Any], read: Callable[[], Readings], labels: Mapping[str, str]) -> Callable[[], object]:

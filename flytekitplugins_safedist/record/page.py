@@ -56,11 +56,8 @@ def fragment(found: Findings, end: JobEnd) -> str:
         found: in the record of all nodes.
         end: what else there is to say, without secrets; no other text in it comes from outside the ranks.
     """
-    for rows in (_MOST_ROWS, _MOST_ROWS // 2, 8):
-        made = _made(found, end, rows)
-        if len(made.encode()) <= LIMIT:
-            return made
-    return _made(found, end, 0)
+    pages = (_made(found, end, rows) for rows in (_MOST_ROWS, _MOST_ROWS // 2, 8))
+    return next((made for made in pages if len(made.encode()) <= LIMIT), "") or _made(found, end, 0)
 
 
 def whole(content: str, title: str) -> str:

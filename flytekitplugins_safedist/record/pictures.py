@@ -38,17 +38,16 @@ _Mark = tuple[str, float, float]
 
 def timeline(found: Findings, ranks: Sequence[int], round_ends: Mapping[int, str]) -> str:
     """Rank by time: phases, pace, stalls, saves and rounds of these ranks."""
-    rows: dict[int, list[_Mark]] = {rank: [] for rank in ranks}
+    rows: dict[str, list[_Mark]] = {f"rank {rank}": [] for rank in ranks}
     for node in found.nodes:
-        there = [rank for every in node.rounds for rank in every.ranks if rank.rank in rows]
+        there = [rank for every in node.rounds for rank in every.ranks if rank.rank in ranks]
         for number in {rank.rank for rank in there}:
-            rows[number] += node.phases
+            rows[f"rank {number}"] += node.phases
         for rank in there:
-            rows[rank.rank] += [piece[:3] for piece in rank.pieces()]
-            rows[rank.rank] += _paces(found, [*map(int, rank.pace)], rank.began, rank.every)
+            rows[f"rank {rank.rank}"] += [piece[:3] for piece in rank.pieces()]
+            rows[f"rank {rank.rank}"] += _paces(found, [*map(int, rank.pace)], rank.began, rank.every)
     lines = {f"round {number}": (since, round_ends[number]) for number, (since, _, _) in found.rounds.items()}
-    named = {f"rank {rank}": marks for rank, marks in rows.items()}
-    return _over_time("time", "What each rank did when", found, named, lines, heights=(16, 9)) + _legend(_KINDS)
+    return _over_time("time", "What each rank did when", found, rows, lines, heights=(16, 9)) + _legend(_KINDS)
 
 
 def gpus(found: Findings, tracks: Mapping[str, GpuSummary]) -> str:
