@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from functools import cached_property
 from pathlib import Path
 
 from ..compat import flytekit as flytekit_inside
@@ -57,13 +58,19 @@ class ConsoleDeck:
 
     def __init__(self, prefix: str, raw: str) -> None:
         self._address, self._raw = f"{prefix.rstrip('/')}/deck.html", raw
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="safedist-deck", daemon=True).start()
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """In a thread, from the first upload on: no job fails for want of one."""
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="safedist-deck", daemon=True).start()
+        return loop
 
     def put(self, make: Callable[[], Mapping[str, str]]) -> Future[None]:
         """Upload a page of the decks that are made, their HTML by name, in a thread. One try, which may raise whatever
         the store's client raises."""
-        return asyncio.run_coroutine_threadsafe(self._put(make), self._loop)
+        loop = self._loop
+        return asyncio.run_coroutine_threadsafe(self._put(make), loop)
 
     def cancel(self, upload: Future[None]) -> None:
         """End one that is under way, or about to begin: wait until it has ended, for some seconds."""

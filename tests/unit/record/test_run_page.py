@@ -52,6 +52,15 @@ def test_no_job_fails_for_what_its_record_cannot_see(
     assert [each.partition(": ")[2] for each in caplog.messages] == ["OSError: [Errno 5] Input/output error"]
 
 
+def test_no_job_fails_for_want_of_a_thread(tmp_path, monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("threading.Thread.start", failing(RuntimeError("can't start new thread")))
+    record = record_of(console=ConsoleDeck(str(tmp_path / "out"), str(tmp_path / "raw")))
+    record.look(lambda: [view()])
+    record.over(lambda: [view("returned")])
+    record.close()
+    assert [each.partition(": ")[2] for each in caplog.messages] == ["RuntimeError: can't start new thread"]
+
+
 def test_a_store_that_does_not_take_the_trace_costs_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_page, "leave", failing(OSError(28, "No space left on device")))
     record = record_of()
