@@ -52,7 +52,7 @@ LIBRARIES_STAMP := $(VENV)/.stamp-libraries
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo examples check test test-container gpu coverage mutants corners matrix simulation lint types docs demo-torch constraints format bench image clean
+.PHONY: help demo examples check test test-container wheel gpu coverage mutants corners matrix simulation lint types docs demo-torch constraints format bench image clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -80,6 +80,10 @@ examples: $(PACKAGE_STAMP) $(HOROVOD_STAMP)
 ## make test-container  tests over several containers (need a docker daemon; without one they are left out, saying so)
 test-container: $(DEV_STAMP) $(HOROVOD_STAMP)
 	$(BIN)/nox -s containers -- $(PYTEST_OPTIONS)
+
+## make wheel           what pip and uv make of the wheel beside flytekit, of today's package index
+wheel: $(DEV_STAMP)
+	$(BIN)/nox -s wheel -- $(PYTEST_OPTIONS)
 
 ## make gpu             tests that need a GPU: hangs of NCCL, what a GPU reports, an example (docs/gpu.md)
 gpu: $(DEV_STAMP) $(LIBRARIES_STAMP)

@@ -49,6 +49,8 @@ SMOKE_TESTS = (
 """What a version of torch, flytekit or Python can break: a name that pytest does not find fails the session."""
 WANTED = ("flytekit", "flytekitplugins-kfmpi", "flytekitplugins-kfpytorch")
 TOOLS = ("hypothesis", "jsonschema", "moto[s3]", "flask", "flask-cors", "psutil", "s3fs")
+OF_ALL = "not container and not gpu and not wheel"
+"""What `make test` takes."""
 PYTEST = ("pytest", "pytest-timeout", "pytest-xdist")
 
 nox.needs_version = ">=2024.4"
@@ -127,7 +129,13 @@ def side_by_side() -> tuple[str, ...]:
 @nox.session(python=False, default=False)
 def tests(session: nox.Session) -> None:
     """All that need no container; or what is named after `--`."""
-    session.run(sys.executable, *side_by_side(), "-m", "not container and not gpu", *session.posargs, external=True)
+    session.run(sys.executable, *side_by_side(), "-m", OF_ALL, *session.posargs, external=True)
+
+
+@nox.session(python=False, default=False)
+def wheel(session: nox.Session) -> None:
+    """What installers make of the wheel: the index decides, so these say little of a change."""
+    session.run(sys.executable, "-m", "pytest", "-m", "wheel", *session.posargs, "tests/contracts/cli", external=True)
 
 
 @nox.session(python=False, default=False)
@@ -155,7 +163,7 @@ def coverage(session: nox.Session) -> None:
     run = ("-m", "coverage", "run", *side_by_side(), "-p", "sitecustomize")
     # A process that is told to stop as it starts to be measured ends otherwise: by the tracer, not by ours.
     left_out = "tests/agents/test_stopping.py::test_at_sixty_points"
-    kept = ("-m", "not container and not gpu", f"--deselect={left_out}")
+    kept = ("-m", OF_ALL, f"--deselect={left_out}")
     session.run(sys.executable, *run, *kept, *session.posargs, external=True)
     # A process that is killed while it writes leaves a file that is none.
     session.run(sys.executable, "-m", "coverage", "combine", "--quiet", external=True)

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "make corners": (".ci/run", "make corners"),
     "make test": (".ci/run", "make test "),
     "make test-container": (".ci/run", "make test-container"),
+    "make wheel": (".ci/run", "make wheel"),
     "python scripts/build_image.py": (".ci/run", "scripts/build_image.py --extra"),
     "python horovod_build/build.py": ("Makefile", "python horovod_build/build.py"),
     "pyflyte run examples/digits_ddp.py digits": ("Makefile", "pyflyte run examples/digits_ddp.py digits"),

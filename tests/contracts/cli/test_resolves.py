@@ -16,7 +16,7 @@ import pytest
 
 from tests.harness import needs
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.wheel, pytest.mark.processes, pytest.mark.timeout(1800)]
 
 PIPS_SECONDS, UVS_SECONDS = 800, 240
 """pip says that it goes back, and needs 10 to 40 s on a calm machine, 213 on a very busy one. uv does not say it: going
@@ -37,7 +37,7 @@ def python_with(pip: str, place: Path) -> str:
     done = subprocess.run(install, capture_output=True, text=True, check=False, env=PATIENT)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        needs.missing(f"no package index gives {pip} ({reason})", bring="make test, with a network")
+        needs.missing(f"no package index gives {pip} ({reason})", bring="make wheel, with a network")
     return python
 
 

@@ -69,6 +69,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Run:
     return run
 
 
+@pytest.mark.wheel
+@pytest.mark.processes
 @pytest.mark.timeout(900)  # a slow index, the first time
 def test_the_wheel_alone_packages_every_example_and_starts_tasks_from_a_dynamic_one(alone: Run, tmp_path: Path) -> None:
     for example in EXAMPLES:
