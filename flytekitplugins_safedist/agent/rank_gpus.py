@@ -58,10 +58,10 @@ class RankGpus:
         return replace(failure, gpu=gpu)
 
     def _to_blame(self, local_rank: int, failed_ns: int, *, at_any_time: bool) -> GpuFault | None:
+        _, own = self.of(local_rank)
         before = failed_ns - _SECONDS * 10**9
-        known = self._watch.faults()
-        faults = [each for each in known if each.is_gone or (at_any_time and each.lasts) or each.time_ns >= before]
-        return to_blame(faults, self._indices(local_rank), self._began_ns, failed_ns)
+        faults = [each for each in own if each.is_gone or (at_any_time and each.lasts) or each.time_ns >= before]
+        return to_blame(faults, failed_ns)
 
     def _indices(self, local_rank: int) -> set[int]:
         return indices_of(local_rank, len(self._visible), self._watch.usage(), self._visible[local_rank])

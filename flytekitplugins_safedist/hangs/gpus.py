@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +24,6 @@ ANSWER_SECONDS = 1.0
 """For a look that is asked for."""
 
 _MOST_FAULTS, _MOST_EVENTS = 64, 256
-
-T = TypeVar("T")
 
 # Numbers and names: NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog").
 # Whose they are: as Flyte 2 has it (flyte#7879, the package gpufault; typed in flyte#7878 and flyte-sdk#1524). What is
@@ -66,6 +63,15 @@ _MENDED_BY_A_RESTART = (63, 94)
 
 _SLOWED = {0x20: "its temperature", 0x40: "its temperature (hardware)", 0x80: "its power supply"}
 """nvmlClocksEventReason...: SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown."""
+
+_FACTS: dict[str, Callable[[Any, Any], Any]] = {
+    "busy": lambda nvml, gpu: int(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
+    "memory": lambda nvml, gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).used),
+    "memory_total": lambda nvml, gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).total),
+    "temperature": lambda nvml, gpu: int(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
+    "slowed": lambda nvml, gpu: _slowed(int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))),
+}
+"""Of :class:`GpuUse`: how the driver is asked."""
 
 
 @dataclass(frozen=True)
@@ -170,23 +176,14 @@ def indices_of(local_rank: int, ranks: int, gpus: Sequence[GpuUse], visible: str
     return {found[local_rank % len(found)]} if ranks > 1 and found else set(found)
 
 
-def to_blame(faults: Sequence[GpuFault], indices: Collection[int], since_ns: int, failed_ns: int) -> GpuFault | None:
+def to_blame(faults: Sequence[GpuFault], failed_ns: int) -> GpuFault | None:
     """The fault that a failure comes of, if one does: the first of the hardware's, else of the program's.
 
     Args:
-        faults: of the node, the oldest first.
-        indices: the GPUs of the rank that has failed.
-        since_ns: no older one, but of a GPU that is gone.
+        faults: of the GPUs of the rank that has failed, the oldest first.
         failed_ns: when it has failed; what comes of the end itself is after that.
     """
-    own = [
-        each
-        for each in faults
-        if each.code
-        and each.index in (*indices, -1)
-        and (each.is_gone or each.time_ns >= since_ns)
-        and not (each.xid == _OF_AN_END and each.time_ns > failed_ns)
-    ]
+    own = [each for each in faults if each.code and not (each.xid == _OF_AN_END and each.time_ns > failed_ns)]
     return min(own, key=lambda each: not each.is_hardware, default=None)
 
 
@@ -202,18 +199,17 @@ class GpuWatch:
         self._uses: tuple[GpuUse, ...] = ()
         self._faults: tuple[GpuFault, ...] = ()
         self._gpus: dict[Any, tuple[GpuUse, Any]] = {}
-        self._changed = threading.Condition()
-        self._asked = self._made = 0
-        self._open = True
+        self._wanted, self._looked = threading.Event(), threading.Event()
+        self._looked.set()
+        self._is_open = True
         threading.Thread(target=self._run, name="safedist-gpus", daemon=True).start()
 
     def __enter__(self) -> GpuWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._open = False
-            self._changed.notify_all()
+        self._is_open = False
+        self._wanted.set()
 
     def usage(self) -> tuple[GpuUse, ...]:
         """Each GPU at the latest look, at most :data:`LOOK_SECONDS` ago, by index; () where there are none."""
@@ -225,11 +221,10 @@ class GpuWatch:
 
     def look(self) -> None:
         """Now; waits at most :data:`ANSWER_SECONDS`, and for no driver that has not answered the last time."""
-        with self._changed:
-            if self._asked <= self._made:
-                self._asked = wanted = self._asked + 1
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._made >= wanted, ANSWER_SECONDS)
+        if self._is_open and self._looked.is_set():
+            self._looked.clear()
+            self._wanted.set()
+            self._looked.wait(ANSWER_SECONDS)
 
     # --- the thread --------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -244,26 +239,25 @@ class GpuWatch:
         except Exception as error:  # not installed, no driver, or one at its end: the job goes on
             logger.debug(f"no GPUs are watched: {type(error).__name__}: {error}")
         finally:
-            self._done(sys.maxsize)
+            self._is_open = False
+            self._looked.set()
 
     def _watch(self, nvml: Any) -> None:
-        events = _or(None, nvml, nvml.nvmlEventSetCreate)
+        events = None
+        with suppress(nvml.NVMLError):
+            events = nvml.nvmlEventSetCreate()
         for index in range(nvml.nvmlDeviceGetCount()):
             with suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 self._gpus[_address(handle)] = GpuUse(index, nvml.nvmlDeviceGetUUID(handle)), handle
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
-        while self._open:
-            asked = self._asked
+        while self._is_open:
+            self._wanted.clear()
+            is_asked = not self._looked.is_set()  # whoever asks from now on has a further look
             self._look(nvml, events)
-            self._done(asked)
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked > self._made or not self._open, LOOK_SECONDS)
-
-    def _done(self, asked: int) -> None:
-        with self._changed:
-            self._made = asked
-            self._changed.notify_all()
+            if is_asked:
+                self._looked.set()
+            self._wanted.wait(LOOK_SECONDS)
 
     def _look(self, nvml: Any, events: Any) -> None:
         with suppress(nvml.NVMLError):  # none is left; or a GPU is lost, which each says below
@@ -275,25 +269,16 @@ class GpuWatch:
         self._uses = tuple(self._use(nvml, handle, gpu) for gpu, handle in self._gpus.values())
 
     def _use(self, nvml: Any, handle: Any, gpu: GpuUse) -> GpuUse:
-        try:
-            return self._facts(nvml, handle, gpu)
-        except nvml.NVMLError_GpuIsLost:
-            self._note(fault_of(_OFF_THE_BUS, gpu, time.time_ns()))
-            return gpu
-
-    def _facts(self, nvml: Any, handle: Any, gpu: GpuUse) -> GpuUse:
-        busy = _or(None, nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
-        memory = _or(None, nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        degrees = _or(None, nvml, lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
-        reasons = _or(0, nvml, lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
-        return replace(
-            gpu,
-            busy=busy,
-            memory=memory and int(memory.used),
-            memory_total=memory and int(memory.total),
-            temperature=degrees,
-            slowed=", ".join(why for mask, why in _SLOWED.items() if reasons & mask),
-        )
+        facts: dict[str, Any] = {}
+        for name, ask in _FACTS.items():
+            try:
+                facts[name] = ask(nvml, handle)
+            except nvml.NVMLError_GpuIsLost:
+                self._note(fault_of(_OFF_THE_BUS, gpu, time.time_ns()))
+                return gpu
+            except nvml.NVMLError:  # it does not tell that
+                continue
+        return replace(gpu, **facts)
 
     def _note(self, fault: GpuFault) -> None:
         """Once, where it stays or comes again."""
@@ -304,15 +289,9 @@ class GpuWatch:
             self._faults = (*(each for each in self._faults if each not in before), fault)[-_MOST_FAULTS:]
 
 
+def _slowed(reasons: int) -> str:
+    return ", ".join(why for mask, why in _SLOWED.items() if reasons & mask)
+
+
 def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
-
-
-def _or(default: T, nvml: Any, ask: Callable[[], T]) -> T:
-    """What a GPU says; the default where it does not tell that."""
-    try:
-        return ask()
-    except nvml.NVMLError_GpuIsLost:
-        raise
-    except nvml.NVMLError:
-        return default

@@ -92,10 +92,24 @@ def test_the_driver_is_asked_once_for_all_ranks_that_fail_together(gpus, monkeyp
     assert watch.looks == 1
 
 
-def test_what_a_gpu_reported_in_the_round_before_is_no_cause(gpus) -> None:
+@pytest.mark.parametrize(
+    ("xid", "index", "seconds", "is_named"),
+    [
+        (43, 1, -65, False),
+        (48, 1, -65, False),
+        (79, 1, -65, True),
+        (43, 1, 0, True),
+        (43, 0, 0, False),
+        (74, -1, 0, True),
+    ],
+)
+def test_only_a_gpu_of_the_rank_and_of_the_round_is_a_cause_or_one_that_is_lost(
+    gpus, xid: int, index: int, seconds: int, is_named: bool
+) -> None:
+    """The round has begun a minute before. Of a fault with no index nobody knows the GPU."""
     made, watch, seen = gpus
-    watch.reported = (fault_of(43, GPUS[1], seen - 65 * SECOND),)
-    assert made.named(failed(1, seen - 58 * SECOND, of=CUDAS)).gpu is None
+    watch.reported = (fault_of(xid, GpuUse(index, ""), seen + seconds * SECOND),)
+    assert (made.named(failed(1, seen + (seconds + 7) * SECOND, of=CUDAS)).gpu is not None) == is_named
 
 
 def test_what_has_timed_out_may_have_waited_for_a_fault_of_any_time_of_the_round(gpus) -> None:

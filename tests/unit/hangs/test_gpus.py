@@ -12,16 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.hangs.gpus import (
-    HARDWARE,
-    USERS,
-    GpuFault,
-    GpuUse,
-    GpuWatch,
-    fault_of,
-    indices_of,
-    to_blame,
-)
+from flytekitplugins_safedist.hangs.gpus import HARDWARE, USERS, GpuUse, GpuWatch, fault_of, indices_of, to_blame
 from tests.harness.nvml import Gpus
 
 UUIDS = [f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4)]
@@ -159,25 +150,9 @@ def test_whose_a_gpu_is() -> None:
     assert indices_of(1, 2, [], "") == set(), "without GPUs nobody has one"
 
 
-def fault(xid: int, index: int = 0, time_ns: int = 0) -> GpuFault:
-    return fault_of(xid, GpuUse(index, ""), time_ns)
-
-
-def test_the_hardwares_comes_before_the_programs_and_none_is_of_another_time_or_of_the_end_itself() -> None:
-    expected = [
-        ([fault(31), fault(13)], 31),
-        ([fault(45), fault(48), fault(79)], 48),
-        ([fault(31, index=1)], None),
-        ([fault(8)], None),
-        ([fault(31, time_ns=-1)], None),
-        ([fault(48, time_ns=-1)], None),
-        ([fault(79, time_ns=-1)], 79),
-        ([fault(45)], 45),
-        ([fault(45, time_ns=6)], None),
-        ([fault(43, time_ns=6)], 43),
-        ([fault(74, index=-1)], 74),
-    ]
-    found = [(faults, to_blame(faults, {0}, 0, failed_ns=5)) for faults, _ in expected]
-    assert [(faults, each and each.what.split(":")[0]) for faults, each in found] == [
-        (faults, which and f"Xid {which}") for faults, which in expected
-    ]
+def test_the_hardwares_comes_before_the_programs_and_none_is_of_the_end_itself() -> None:
+    expected = [((31, 13), 31), ((45, 48, 79), 48), ((8,), None), ((45,), 45), ((45.1,), None), ((43.1,), 43)]
+    for xids, which in expected:  # a tenth: after the failure
+        faults = [fault_of(int(xid), FOUR[0], 5 + (xid > int(xid))) for xid in xids]
+        found = to_blame(faults, failed_ns=5)
+        assert (xids, found and found.xid) == (xids, which)
