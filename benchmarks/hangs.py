@@ -33,7 +33,6 @@ from flytekitplugins_safedist.hangs import recorders, snapshot
 from flytekitplugins_safedist.hangs.evidence import text_of
 from flytekitplugins_safedist.hangs.judge import judge
 from flytekitplugins_safedist.hangs.processes import Process
-from flytekitplugins_safedist.hangs.recorders import RankRecord
 from flytekitplugins_safedist.hangs.snapshot import Snapshot
 from flytekitplugins_safedist.hangs.stacks import Frame
 from flytekitplugins_safedist.hangs.waits import Wait
@@ -123,13 +122,14 @@ def judge_job(ranks: int) -> None:
         for rank in range(ranks):
             own = text_of(range(rank // 8 * 8, rank // 8 * 8 + 8))
             waits = tuple(
-                Wait(rank, group, members, "all_reduce of Float[1048576]", 500, 1.0, "nccl", 600.0, 570.0)
+                Wait(rank, group, members, "all_reduce of Float[1048576]", 500, 1.0, "nccl", 600.0, 570.0, age=999.0)
                 for group, members in (("0", world), (str(1 + rank // 8), own))
             )
             begun = {wait.key: wait.number - (rank == sleeper) for wait in waits}
             latest = tuple((wait.key, number, wait.operation) for wait in waits for number in range(493, 501))
-            record = RankRecord(waits if rank != sleeper else (), begun, latest, is_whole=True)
-            snapshots.append(Snapshot(rank, Process(rank, "S"), (stack,), 1000.0, record=record))
+            waits = waits if rank != sleeper else ()
+            one = Snapshot(rank, Process(rank, "S"), (stack,), waits=waits, begun=begun, latest=latest, is_whole=True)
+            snapshots.append(one)
         began = time.perf_counter()
         hang = judge(snapshots)
         took = time.perf_counter() - began

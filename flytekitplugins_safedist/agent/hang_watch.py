@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -42,7 +41,7 @@ class HangWatch:
         """Where it is time, see how far the ranks are."""
         late = self._watch.look(self._running())
         if late:
-            seconds = max(time.time() - wait.since for wait in late)
+            seconds = max(wait.age for wait in late)
             self._tell(max(seconds, 0.001), self._watch.is_urgent(late))
 
     def shown(self, notice: HangNotice) -> str:
@@ -76,8 +75,7 @@ class HangWatch:
         places = {each.rank: each.order.context.local_rank for each in self._ranks.running}
         gpus = {rank: self._ranks.gpus.of(local_rank) for rank, local_rank in places.items()}
         found = [replace(each, gpus=gpus[each.rank][0], faults=gpus[each.rank][1]) for each in taken]
-        now = time.time()
-        return found + [Snapshot(rank, Process(0), time=now, returned=True) for rank in self._ranks.returned()]
+        return found + [Snapshot(rank, Process(0), returned=True) for rank in self._ranks.returned()]
 
     def _running(self) -> list[LocalRank]:
         return [

@@ -241,11 +241,11 @@ class Ranks:
         shown = ""
         for rank, threads in found.items():
             for number, stack in enumerate(threads):
-                lines = [f"thread {number + 1} of {len(threads)}, innermost call first:", *map(picture.line_of, stack)]
+                lines = [f"thread {number + 1} of {len(threads)}, innermost call first:", *map(str, stack)]
                 shown += "".join(f"[rank {rank}] {line}\n" for line in lines)
         with suppress(Exception):  # a log that nobody reads, or that is full, must not hide what the ranks have met
             within(SHOW_SECONDS, lambda: self._show(shown))
-        self._stacks = {rank: "\n".join(map(picture.line_of, each[0][:_LINES])) for rank, each in found.items()}
+        self._stacks = {rank: "\n".join(map(str, each[0][:_LINES])) for rank, each in found.items()}
 
     def _stood(self, *, failed: bool = True) -> str:
         """Where ranks were that no collective has let wait in vain, by their stacks, or what they raised.
@@ -276,8 +276,7 @@ class Ranks:
             if each.page.begun:
                 at = Snapshot(each.rank, Process(each.pid), threads.get(each.rank, ())).where
             places.setdefault(at, []).append(each.rank)
-        named = {at: f"rank{'s' if len(ranks) > 1 else ''} {picture.listed(ranks)}" for at, ranks in places.items()}
-        return "; ".join(f"{who} {'were' if len(places[at]) > 1 else 'was'} {at}" for at, who in named.items())
+        return "; ".join(f"{picture.said(ranks, 'was', 'were')} {at}" for at, ranks in places.items())
 
     @property
     def failures(self) -> int:

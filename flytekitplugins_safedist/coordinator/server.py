@@ -383,7 +383,7 @@ class Server:
         }
         there = [each for of_node in some.values() for each in of_node]
         gone = self._coordinator.gone
-        there += [Snapshot(rank, Process(0), time=time.time(), returned=True) for rank in gone]
+        there += [Snapshot(rank, Process(0), returned=True) for rank in gone]
         everybody = sorted(there, key=lambda each: each.rank)
         notice = None
         with suppress(RuntimeError):  # the container may have no further thread: at the next look

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,6 +38,8 @@ START = Path(__file__).parents[1] / "rank"
 
 _LOOK_SECONDS = 1.0
 """Between two looks at the groups: a hang is seconds old when anybody asks."""
+_CALM_SECONDS = 3600.0
+"""The same where there are none to look at: who asks for stacks, or has it look at groups, wakes it."""
 
 _OF_A_CRASH = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
@@ -69,8 +71,7 @@ class Evidence:
         self._socket: Path | None = None
         self._meet: Callable[[], object] = bool
         self._served = False
-        self._made: dict[str, None] = {}
-        self._again: dict[str, int] = {}
+        self._made: dict[str, int] = {}
         self._thread = threading.Thread(target=self._run, name="safedist-evidence", daemon=True)
         self._thread.start()
 
@@ -86,24 +87,19 @@ class Evidence:
     def note_group(self, name: str) -> None:
         """A group of this name is about to be made. If there was one before it, all that torch has recorded until now
         is of that one: it counts from 1 again."""
-        if name in self._made:
-            self._again[name] = time.time_ns()
-        self._made[name] = None
+        self._made[name] = time.time_ns() if name in self._made else 0
 
     def _run(self) -> None:
         # No signal of the user's: a thread that comes back from waiting for signals takes one that the main thread was
         # woken for, which then waits on, and never comes to the handler.
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {FORCE, *_OF_A_CRASH})
-        before, due = "", 0.0
+        before = ""
         while True:
-            if self._socket is None:
-                asked: signal.struct_siginfo | None = signal.sigwaitinfo([ASK])
-            else:
-                asked = signal.sigtimedwait([ASK], max(0.0, due - time.monotonic()))
+            asked = signal.sigtimedwait([ASK], _LOOK_SECONDS if self._socket is not None else _CALM_SECONDS)
             if asked is not None and asked.si_pid != os.getpid():
                 self._write_stacks()
-            if self._socket is not None and time.monotonic() >= due:
-                before, due = self._note_groups(self._socket, before), time.monotonic() + _LOOK_SECONDS
+            if self._socket is not None:
+                before = self._note_groups(self._socket, before)
 
     def _write_stacks(self) -> None:
         own = threading.get_ident()
@@ -114,9 +110,8 @@ class Evidence:
             os.write(self._stacks, "\n".join(shown).encode(errors="backslashreplace"))
 
     def _note_groups(self, socket: Path, before: str) -> str:
-        if not self._served and torch_inside.has_worker_server():
-            self._served = _serve(socket)
-        text = _groups(list(self._made)[-_MOST_CLOSED:], dict(self._again))
+        self._served = self._served or (torch_inside.has_worker_server() and _serve(socket))
+        text = _groups(dict(self._made))
         if text:
             self._meet()
         return text if text != before and _written(groups_file(socket), text) else before
@@ -142,9 +137,9 @@ def _handled(ident: int) -> str:
 
 def groups_file(socket: Path) -> Path:
     """Where a rank notes its groups: JSON, with ``groups`` (members by name, as :func:`text_of`), ``recorders`` (by
-    backend the question that torch answers with what it does; "" where it records nothing of it), ``endless`` (backends
-    that give up nothing), ``again`` (of names that other groups had before: nanoseconds since the epoch, when the group
-    was made), ``closed`` (groups that are not there any more) and ``problem``."""
+    backend the question that torch answers with what it does; "" where it records nothing of it, and by why nothing can
+    be noted), ``endless`` (backends that give up nothing), ``again`` (of names that other groups had before:
+    nanoseconds since the epoch, when the group was made) and ``closed`` (groups that are not there any more)."""
     return socket.with_suffix(".groups")
 
 
@@ -167,7 +162,7 @@ def ranks_of(text: str) -> list[int]:
     return list(range(int(first), int(last) + 1, int(step or 1)))
 
 
-def _groups(made: Sequence[str], again: Mapping[str, int]) -> str:
+def _groups(made: Mapping[str, int]) -> str:
     try:
         groups = torch_inside.process_groups()
         if not groups:
@@ -176,10 +171,12 @@ def _groups(made: Sequence[str], again: Mapping[str, int]) -> str:
         recorders = {backend: torch_inside.recorder(backend) for backend in sorted(backends)}
         members = {name: text_of(ranks) for name, ranks, _ in groups}
         endless = [backend for backend in recorders if not torch_inside.gives_up(backend)]
-        facts = {"groups": members, "recorders": recorders, "endless": endless, "again": again, "problem": ""}
-        return json.dumps({**facts, "closed": [name for name in made if name not in members]})
+        again = {name: made_ns for name, made_ns in made.items() if made_ns}
+        closed = [name for name in list(made)[-_MOST_CLOSED:] if name not in members]
+        facts = {"groups": members, "recorders": recorders, "endless": endless, "again": again, "closed": closed}
+        return json.dumps(facts)
     except IncompatibleVersionError as error:
-        return json.dumps({"groups": {}, "recorders": {}, "problem": str(error)})
+        return json.dumps({"recorders": {str(error): ""}})
 
 
 def _written(path: Path, text: str) -> bool:

@@ -10,29 +10,27 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config.options import Hangs
 from . import stacks
 from .evidence import ranks_of
-from .picture import listed
+from .picture import listed, said
 from .snapshot import Snapshot
 from .waits import CALL, HOROVOD, STEP, Wait
 
 
 @dataclass(frozen=True)
 class HangKind:
-    """Of a hang.
+    """Of a hang; docs/hangs.md has what each means.
 
     Attributes:
-        means: what is seen, for docs/hangs.md.
-        says: the same of one rank, as a sentence.
+        says: what is seen of one rank, as a sentence.
         hint: what to do.
         may_come: waiting longer may help.
     """
 
-    means: str
     says: str
     hint: str
     may_come: bool = False
@@ -40,60 +38,40 @@ class HangKind:
 
 KINDS = {
     "gpu": HangKind(
-        "it holds up the others, and its GPU has reported [a fault of the hardware](failures.md#gpus)",
         "{who} has a GPU that has failed: {fault}; {why}",
         "drain that node (kubectl cordon, kubectl drain) until the GPU is reset or replaced",
     ),
     "frozen": HangKind(
-        "it is stopped (SIGSTOP), or waits in the kernel for a disk, a file server or a device, at each look",
         "{who} is {process}{gpu}",
         "look at who stops it (a debugger, SIGSTOP), or at its node's disk, file server or device",
     ),
     "returned": HangKind(
-        "it has returned from the task's function",
         "{who} has returned from the task's function",
         "let every rank take part in the same number of collectives (uneven data: drop the last batch, or torch's "
         "Join), or end the function with a barrier",
     ),
     "slow": HangKind(
-        "it stands elsewhere and computes, reads or writes files or the network, saves or restores a checkpoint, is "
-        "not in the task's function yet (imports, inputs), or is elsewhere at each look: a long evaluation and an "
-        "endless loop look alike",
         "{who} is {where}, and {works} ({used}): slow, or an endless loop{gpu}",
         "if that line is an evaluation or a save of one rank, raise Hangs(ceiling=...) above its time",
         may_come=True,
     ),
     "gil": HangKind(
-        "native code in it holds Python's lock",
         "{who} is {where}, in native code that holds Python's lock ({process}){gpu}",
         "look at the native call that does not come back, and have it release Python's lock while it waits",
     ),
     "input": HangKind(
-        "it waits for its `DataLoader`, or reads from a pipe or from another process of its own; one that has ended or "
-        "is stopped is named",
         "{who} waits for input {where} ({process}){child}{gpu}",
         "look at where its data come from (a file server, a DataLoader's worker), and give reads a deadline",
     ),
     "missing": HangKind(
-        "it stands elsewhere, and neither it nor what it has started uses more CPU than ranks that wait do, reads or "
-        "writes",
         "{who} is {where}, and does nothing ({process}){child}{gpu}",
         "look at the line where it stands: what it waits for, and whether all ranks call the same collectives",
     ),
     "mismatch": HangKind(
-        "all wait, in different collectives or shapes, or in two groups the other way round",
-        "{why}",
-        "let all ranks call the same collectives, with the same shapes, in the same order, in every branch",
+        "{why}", "let all ranks call the same collectives, with the same shapes, in the same order, in every branch"
     ),
-    "unnamed": HangKind(
-        "under Horovod, all wait in the same operation for tensors without a name: Horovod names them by a count of "
-        "each process's own, and the counts have come apart",
-        "{why}",
-        "give the tensors of that line a name (name=...), the same on every rank",
-    ),
+    "unnamed": HangKind("{why}", "give the tensors of that line a name (name=...), the same on every rank"),
     "symmetric": HangKind(
-        "all members of a group wait in the same collective, or in a call of which nothing is recorded: the network, "
-        "or a library",
         "{why}",
         "look at the network between the nodes (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), and at whether ranks wait for "
         "each other in two groups",
@@ -116,6 +94,8 @@ _LOADS = ("/torch/utils/data/", "/torchdata/", "/multiprocessing/queues.py", "/m
 _BETWEEN = re.compile(r"(?:send|recv) (\d+)(->|<-)(\d+)")
 _UNEVEN = re.compile(r"^(all_?to_?all\w*|scatter|\w+_oop) of \w+\[.*")
 """Operations to which each rank may bring another amount."""
+_MESSAGE = re.compile(r"^(send|recv)(_object_list)?$")
+"""What is recorded of none: each may be the other end of another."""
 _NAMED = 3
 """Operations that ranks wait in, in a sentence."""
 
@@ -183,10 +163,11 @@ class _Job:
     def __init__(self, snapshots: Sequence[Snapshot]) -> None:
         self.ranks = {each.rank: each for each in snapshots}
         self.waits: dict[str, dict[int, Wait]] = {}  # by key and rank
-        for each in filter(_stands, snapshots):
-            for wait in (*each.record.waits, *([each.call] if each.call is not None else [])):
-                self.waits.setdefault(wait.key, {})[each.rank] = wait
-        late = [wait for some in self.waits.values() for wait in some.values() if self.ranks[wait.rank].late(wait)]
+        stand = list(filter(_stands, snapshots))
+        self.recorded = {each.rank: each.recorded for each in stand if each.recorded}
+        for wait in (wait for each in stand for wait in each.waits if wait.source != STEP):
+            self.waits.setdefault(wait.key, {})[wait.rank] = wait
+        late = [wait for some in self.waits.values() for wait in some.values() if wait.is_late]
         recorded = [wait for wait in late if wait.source != CALL and not _has_joined(wait)]
         self.late = recorded or [wait for wait in late if self._is_quiet(wait.limit / 2)]
 
@@ -202,9 +183,7 @@ class _Job:
 
     def others(self, key: str) -> list[Snapshot]:
         """Members of a group that do not wait in it; where nobody knows who they are, those who have used it."""
-        named = ranks_of(self.first(key).members) or [
-            rank for rank in self.ranks if key in self.ranks[rank].record.begun
-        ]
+        named = ranks_of(self.first(key).members) or [rank for rank, each in self.ranks.items() if key in each.begun]
         return [self.ranks[rank] for rank in named if rank in self.ranks and rank not in self.waits[key]]
 
     def missing(self, key: str) -> list[int]:
@@ -216,30 +195,28 @@ class _Job:
 
     def silent(self) -> list[int]:
         """Members that do not say whether they have come."""
-        keys = {wait.key for wait in self.late} & self.waits.keys()
+        keys = {wait.key for wait in self.late if wait.key in self.waits}
         return sorted({each.rank for key in keys for each in self.others(key) if _is_silent(each, self.first(key))})
 
     def by_waits(self) -> Hang | None:
         """By what libraries have recorded; where nobody waits so for too long, by stacks."""
         if not self.late or len(self.ranks) < 2:
             return None
-        left = dict.fromkeys(wait.key for wait in self.late)
-        keys, held = dict(left), dict[int, None]()  # the groups, and the ranks that somebody waits for, directly or not
-        while left:
-            new = dict.fromkeys(rank for key in left for rank in self.missing(key) if rank not in held)
-            held.update(new)
-            further = (wait.key for rank in new if _stands(self.ranks[rank]) for wait in self.ranks[rank].record.waits)
-            left = {key: None for key in further if key not in keys}
-            keys.update(left)
-        apart = [self.ranks[rank] for rank in held if not (_stands(self.ranks[rank]) and self.ranks[rank].record.waits)]
+        keys, held = list(dict.fromkeys(wait.key for wait in self.late)), set[int]()
+        for key in keys:  # grows: by the groups of whom somebody waits for, directly or not
+            new = set(self.missing(key)) - held
+            held |= new
+            further = dict.fromkeys(wait.key for rank in sorted(new) for wait in self.recorded.get(rank, ()))
+            keys += [each for each in further if each not in keys]
+        apart = [self.ranks[rank] for rank in held if rank not in self.recorded]
         # Who stands in a library's call of which nothing is recorded is a victim, most likely.
-        free = [each for each in apart if each.returned or not each.waits_in] or apart
+        free = [each for each in apart if _is_out(each) or not each.waits_in] or apart
         if free:
             return self.held_up(free)
         if held and self.late[0].source != CALL:
-            ring = [self.waits[key] for key in keys if self.missing(key) or held.keys() & self.waits[key].keys()]
+            ring = [self.waits[key] for key in keys if self.missing(key) or held & self.waits[key].keys()]
             if not _have_both_ends(wait.operation for some in ring for wait in some.values()):
-                return self.differing(ring, "waits in", "wait in", "and")
+                return self.differing(ring)
         return self.all_there()
 
     def held_up(self, some: Sequence[Snapshot]) -> Hang:
@@ -247,9 +224,8 @@ class _Job:
         idle = min(self.ranks[wait.rank].cpu for wait in self.late)
         kinds = {each.rank: _kind(each, idle) for each in some}
         # Who takes part in a call that nothing records nobody knows: who may come is waited for, whoever will not.
-        may_come = [kind for kind in kinds.values() if self.late[0].source == CALL and KINDS[kind].may_come]
-        kind = min(may_come or kinds.values(), key=list(KINDS).index)
-        first = min(rank for rank in kinds if kinds[rank] == kind)
+        may_come = {rank: kind for rank, kind in kinds.items() if self.late[0].source == CALL and KINDS[kind].may_come}
+        first, kind = _worst(may_come or kinds)
         waits = [wait for wait in self.late if wait.rank not in kinds]
         return self.hang(kind, kinds, f"{_sentence(self.ranks[first], kind)}; {_who(waits)}", first=first)
 
@@ -258,13 +234,13 @@ class _Job:
         """Some have called something else, or the network does not carry it."""
         for key in dict.fromkeys(wait.key for wait in self.late):
             first, own = self.first(key), self.waits[key]
-            called = dict(own) if first.source == HOROVOD or not first.number else self.called(first)
+            called = own if first.source == HOROVOD or not first.number else self.called(first)
             called = {rank: wait for rank, wait in called.items() if not _has_joined(wait)}
             parts: dict[str, dict[int, Wait]] = {}
             for rank, wait in called.items():
                 parts.setdefault(_matched(wait.operation), {})[rank] = wait
             if len(parts) > 1:
-                return self.differing(list(parts.values()), "has called", "have called", "where", now=own)
+                return self.differing(list(parts.values()), now=own)
             counts = {wait.number for wait in called.values()}
             is_named = any(" of " in wait.operation for wait in called.values())
             if first.source == HOROVOD and not is_named and len(counts) > 1:
@@ -278,36 +254,35 @@ class _Job:
 
     def called(self, first: Wait) -> dict[int, Wait]:
         """What each member has called as that operation of the group."""
-        place = (first.key, first.number)
-        ranks = [*self.waits[first.key], *(each.rank for each in self.others(first.key))]
-        found = {rank: [what for *at, what in self.ranks[rank].record.latest if tuple(at) == place] for rank in ranks}
-        return {rank: replace(first, rank=rank, operation=names[-1]) for rank, names in found.items() if names}
+        found: dict[int, Wait] = {}
+        for rank in [*self.waits[first.key], *(each.rank for each in self.others(first.key))]:
+            for key, number, operation in self.ranks[rank].latest:
+                if (key, number) == (first.key, first.number):
+                    found[rank] = replace(first, rank=rank, operation=operation)
+        return found
 
-    def differing(
-        self, parts: Sequence[Mapping[int, Wait]], *words: str, now: Mapping[int, Wait] | None = None
-    ) -> Hang:
-        """Parts of the ranks that have called, or wait in, different things: the least is to blame; *now* is what ranks
-        wait in by now, where that may be something else."""
+    def differing(self, parts: Sequence[Mapping[int, Wait]], *, now: Mapping[int, Wait] | None = None) -> Hang:
+        """Parts of the ranks that wait in different things, or have called them and wait in what they do *now*: the
+        least is to blame."""
         few = min(parts, key=lambda some: (len(some), -min(some)))
         many = max((some for some in parts if some is not few), key=lambda some: (len(some), -min(some)))
-        said = [f"{_ranks(some, *words[:2])} {some[min(some)]}" for some in (few, many)]
-        waits = [now[rank] for rank in few if rank in now] if now is not None else []
-        all_waits = [wait for some in (parts if now is None else [now]) for wait in some.values()]
-        why = f", {words[2]} ".join(said) + (f"; now {_who(waits)}" if waits else "")
-        handled = {rank: self.ranks[rank].handles for rank in sorted(few) if self.ranks[rank].handles}
-        why += "".join(f"; rank {rank} handles {handled[rank]}" for rank in list(handled)[:1])
-        hang = self.hang("mismatch", few, why)
+        verbs, link = (("waits in", "wait in"), "and") if now is None else (("has called", "have called"), "where")
+        why = f", {link} ".join(f"{said(some, *verbs)} {some[min(some)]}" for some in (few, many))
+        further = [now[rank] for rank in few if rank in now] if now is not None else []
+        why += f"; now {_who(further)}" if further else ""
+        handles = [f"; rank {rank} handles {text}" for rank in sorted(few) if (text := self.ranks[rank].handles)]
         # Where others than those who wait for too long go on, it is another one at the next look.
-        return replace(hang, key=_digest(hang.key, sorted((wait.rank, wait.key, wait.number) for wait in all_waits)))
+        beside = [wait for some in (parts if now is None else [now]) for wait in some.values()]
+        return self.hang("mismatch", few, why + "".join(handles[:1]), beside=beside)
 
     # --- by steps, and GPUs ------------------------------------------------------------------------------------------
     def by_steps(self) -> Hang | None:
         """In a job whose ranks tell their steps: who is in one for too long, and behind those who go on; or all are."""
         some = list(self.ranks.values())
-        ages = {each.rank: each.age(each.step) for each in some if each.step is not None}
-        longest = max((ages[each.rank] for each in some if each.late(each.step)), default=math.inf)
+        steps = {each.rank: wait for each in some for wait in each.waits if wait.source == STEP}
+        longest = max((wait.age for wait in steps.values() if wait.is_late), default=math.inf)
         # Nodes are used to different times: half as long is far more than a step takes, too.
-        stand = [each for each in some if ages.get(each.rank, 0.0) >= longest / 2]
+        stand = [each for each in some if each.rank in steps and steps[each.rank].age >= longest / 2]
         save = [each for each in some if each.steps.is_saving]
         told = [each for each in some if any(each.steps.told) and not each.steps.is_over]
         go_on = [each for each in told if each not in stand and each not in save]
@@ -320,14 +295,13 @@ class _Job:
         apart = [[each for each in few if not each.waits_in] for few in (behind, silent)]
         culprits = save or apart[0] or apart[1]
         kinds = {each.rank: _kind(each) for each in culprits}
-        kind = min(kinds.values(), key=list(KINDS).index, default="symmetric")
-        first = min((rank for rank in kinds if kinds[rank] == kind), default=-1)
+        first, kind = _worst(kinds or {-1: "symmetric"})
         seen = f"all ranks wait, rank {behind[0].rank} {behind[0].where}"
         seen = _sentence(self.ranks[first], kind) if culprits else seen
         which = f"step {least} has not ended" if least >= 0 else "no step has ended"
         on = f", and {len(go_on)} rank(s) go on" if go_on else ""
-        self.late = [each.step for each in stand if each.step is not None]
-        goes_on = all(each.step is not None and each.quiet < each.step.limit / 2 for each in behind)
+        self.late = [steps[each.rank] for each in stand]
+        goes_on = all(each.quiet < steps[each.rank].limit / 2 for each in behind)
         why = f"{seen}; {which} for {longest:.0f} s{on}" + ("; operations with others go on" if goes_on else "")
         hang = self.hang(kind, kinds, why, first=first, step=least)
         # They may wait for one that works, and tells no steps, in a way that nobody sees.
@@ -336,17 +310,25 @@ class _Job:
 
     def by_gpus(self, hang: Hang) -> Hang:
         """The same; of a culprit whose GPU has failed, or of a rank that waits where nobody is one, for that."""
-        faults = {
-            rank: [each for each in self.ranks[rank].faults if each.stays] for rank in hang.culprits or hang.waiting
-        }
-        sick = [rank for rank, found in faults.items() if found]
-        if not sick:
+        some = [self.ranks[rank] for rank in hang.culprits or hang.waiting]
+        faults = {each.rank: fault for each in some for fault in reversed(each.faults) if fault.stays}
+        if not faults:
             return hang
-        why = _sentence(self.ranks[sick[0]], "gpu", fault=str(faults[sick[0]][0]), why=hang.why)
-        return replace(self.hang("gpu", sick, why, step=hang.step), key=_digest("gpu", sick, hang.step))
+        first, fault = next(iter(faults.items()))
+        why = _sentence(self.ranks[first], "gpu", fault=str(fault), why=hang.why)
+        return replace(self.hang("gpu", faults, why, step=hang.step), key=_digest("gpu", list(faults), hang.step))
 
-    def hang(self, kind: str, culprits: Iterable[int], why: str, *, first: int = -1, step: int | None = None) -> Hang:
-        """A value; *first* is the culprit that is to fail for it."""
+    def hang(
+        self,
+        kind: str,
+        culprits: Iterable[int],
+        why: str,
+        *,
+        first: int = -1,
+        step: int | None = None,
+        beside: Sequence[Wait] = (),
+    ) -> Hang:
+        """A value; *first* is the culprit that is to fail for it. It is another one where waits *beside* are others."""
         who = tuple(sorted(culprits))
         waiting = tuple(sorted({wait.rank for wait in self.late}.difference(who)))
         steps = [each.steps.step for each in self.ranks.values() if each.steps.step >= 0]
@@ -355,10 +337,10 @@ class _Job:
             culprits=who,
             waiting=waiting,
             why=why,
-            key=_digest(kind, who, sorted((wait.rank, wait.key, wait.number) for wait in self.late)),
+            key=_digest(kind, who, sorted((wait.rank, wait.key, wait.number) for wait in [*self.late, *beside])),
             rank=first if first >= 0 else (who or waiting)[0],
             what="a step" if self.late[0].source == STEP else "a collective",
-            seconds=max(self.ranks[wait.rank].age(wait) for wait in self.late),
+            seconds=max(wait.age for wait in self.late),
             is_endless=all(math.isinf(wait.timeout) for wait in self.late),
             may_come=KINDS[kind].may_come or (kind in _UNSURE and bool(self.silent())),
             step=min(steps, default=-1) if step is None else step,
@@ -376,7 +358,7 @@ def _stands(one: Snapshot) -> bool:
 
 def _is_out(one: Snapshot) -> bool:
     """Whether it comes to nothing as it is: it has returned, is stopped, or is in the kernel with all its threads."""
-    return one.returned or one.process.state == "T" or (one.is_stuck and not one.threads)
+    return one.returned or one.process.state == "T" or (one.stays == "D" and not one.threads)
 
 
 def _is_behind(one: Snapshot, first: Wait) -> bool:
@@ -384,24 +366,33 @@ def _is_behind(one: Snapshot, first: Wait) -> bool:
         return True
     if first.source == CALL:
         return bool(one.threads)
-    if first.key in one.record.begun:
-        return not first.number or one.record.begun[first.key] < first.number
-    return one.record.is_whole
+    begun = _begun(one, first)
+    return one.is_whole if begun is None else not first.number or begun < first.number
 
 
 def _is_silent(one: Snapshot, first: Wait) -> bool:
-    if _is_out(one) or first.source == HOROVOD:  # whose waits the rank's page has
-        return False
-    return not one.record.is_whole and (first.source == CALL or first.key not in one.record.begun)
+    """Whether it does not say what it waits in; Horovod's waits the rank's page has."""
+    is_told = first.source == HOROVOD or one.is_whole
+    return not is_told and (first.source == CALL or _begun(one, first) is None)
+
+
+def _begun(one: Snapshot, first: Wait) -> int | None:
+    """How many it has begun in a group; also where it could not note who else is in that, or has closed it since."""
+    return one.begun.get(first.key, one.begun.get(f"{first.source} {first.group} "))
+
+
+def _worst(kinds: Mapping[int, str]) -> tuple[int, str]:
+    """The first rank of the most certain kind."""
+    return min(kinds.items(), key=lambda each: (list(KINDS).index(each[1]), each[0]))
 
 
 def _kind(one: Snapshot, idle: float = 0.0) -> str:
-    if one.process.state == "T" or (one.is_stuck and not one.works):
+    if one.process.state == "T" or (one.stays == "D" and not one.works):
         return "frozen"
     if one.returned:
         return "returned"
     # On a machine with too few cores all use little of one, who computes and who only wakes.
-    computes = one.is_running or one.cpu > _BUSY + min(2 * _BUSY, idle)
+    computes = one.stays == "R" or one.cpu > _BUSY + min(2 * _BUSY, idle)
     computes = computes and not (one.stack and one.stack[0].file.endswith(_WAKING))
     if computes or one.works:
         return "slow"
@@ -433,7 +424,7 @@ def _digest(*facts: object) -> str:
 def _matched(operation: str) -> str:
     """The same for both ends of a message, and for what ranks do together, each with its own amount."""
     ways = [(one, other) if way == "->" else (other, one) for one, way, other in _BETWEEN.findall(operation)]
-    return str(sorted(ways)) if ways else _UNEVEN.sub(r"\1", operation)
+    return str(sorted(ways)) if ways else _UNEVEN.sub(r"\1", _MESSAGE.sub("message", operation))
 
 
 def _have_both_ends(operations: Iterable[str]) -> bool:
@@ -450,10 +441,5 @@ def _who(waits: Iterable[Wait]) -> str:
     for wait in waits:
         same.setdefault(str(wait), []).append(wait.rank)
     most = sorted(same.items(), key=lambda each: (-len(each[1]), each[1]))
-    shown = [f"{_ranks(ranks, 'waits in', 'wait in')} {what}" for what, ranks in most[:_NAMED]]
+    shown = [f"{said(ranks, 'waits in', 'wait in')} {what}" for what, ranks in most[:_NAMED]]
     return ", ".join(shown) + (f", and others in {len(most) - _NAMED} more" if len(most) > _NAMED else "")
-
-
-def _ranks(some: Collection[int], is_one: str, are: str) -> str:
-    ranks = sorted(some)
-    return f"rank {ranks[0]} {is_one}" if len(ranks) == 1 else f"ranks {listed(ranks)} {are}"

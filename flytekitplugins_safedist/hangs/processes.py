@@ -10,7 +10,7 @@ import re
 import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -31,8 +31,6 @@ _STATES = {
     "t": "stopped by a debugger",
     "Z": "ended, not reaped",
 }
-
-_Stats = Mapping[int, list[str]]
 
 
 @dataclass(frozen=True)
@@ -70,48 +68,45 @@ class Process:
 
 def look(pids: Collection[int]) -> dict[int, Process]:
     """What processes do now. Each leads a session of its own, as every rank does; they share a network."""
-    stats = dict(_stats())
+    stats, sockets = dict(_stats()), _sockets()
     children: dict[int, list[int]] = {}
     sessions: dict[str, list[int]] = {}
     for found, fields in stats.items():
         children.setdefault(int(fields[1]), []).append(found)
         sessions.setdefault(fields[3], []).append(found)
-    sockets = _sockets()
-    looks: dict[int, Process] = {}
-    for pid in pids:
-        started = _started(pid, stats, children, sessions)
-        process = _look(pid, stats, started, children.get(pid, [])) if pid in stats else Process(pid)
-        looks[pid] = _connected(process, started, sockets)
+    looks = {pid: Process(pid) for pid in pids}
+    for pid in looks.keys() & stats.keys():
+        # Compilers' workers leave the session; those whose parent has ended are no descendants any more.
+        started, left = set(sessions[stats[pid][3]]), [pid]
+        while left:
+            born = children.get(left.pop(), [])
+            started.update(born)
+            left += born
+        looks[pid] = _look(pid, {each: stats[each] for each in started}, children.get(pid, []), sockets)
     return looks
 
 
-def _started(pid: int, stats: _Stats, children: Mapping[int, list[int]], sessions: Mapping[str, list[int]]) -> set[int]:
-    """A process with all that it has started; none where it is gone."""
-    # Compilers' workers leave the session; those whose parent has ended are no descendants any more.
-    started, left = set(sessions[stats[pid][3]]) if pid in stats else set(), [pid]
-    while left:
-        born = children.get(left.pop(), [])
-        started.update(born)
-        left += born
-    return started
-
-
-def _look(pid: int, stats: _Stats, started: Collection[int], born: Collection[int]) -> Process:
-    # With the time of children that have ended (and were waited for), as the kernel counts I/O by itself: else a
-    # compiler that ends would take from the sum, and one that is run for each file would be seen to do nothing.
-    cpu = sum(int(ticks) for each in started for ticks in stats[each][11:15]) / _TICKS
-    ended = tuple(each for each in born if stats[each][0] in "ZT")
-    wchan = _text(_PROC / str(pid) / "wchan")
-    counts = [dict(_COUNT.findall(_text(_PROC / str(each) / "io"))) for each in started]
+def _look(
+    pid: int, stats: Mapping[int, list[str]], born: Collection[int], sockets: Mapping[str, tuple[int, str]]
+) -> Process:
+    """A process, with *stats* of it and all that it has started."""
+    own, wchan = stats[pid], _text(_PROC / str(pid) / "wchan")
+    counts = [dict(_COUNT.findall(_text(_PROC / str(each) / "io"))) for each in stats]
     data, stored = (sum(int(each.get(name, 0)) for each in counts for name in names) for names in (_CHARS, _BYTES))
-    stored += _PAGE_BYTES * sum(int(faults) for each in started for faults in stats[each][9:11])
-    return Process(pid, stats[pid][0], "" if wchan == "0" else wchan, cpu, ended, data, stored)
-
-
-def _connected(process: Process, started: Collection[int], sockets: Mapping[str, tuple[int, str]]) -> Process:
-    received = {link: sockets[link][0] for each in started for link in _links(each) if link in sockets}
-    peers = sorted(sockets[link][1] for link in _links(process.pid) if link in sockets)
-    return replace(process, received=received, peers=tuple(peers[:PEERS]))
+    links = {each: [link for link in _links(each) if link in sockets] for each in stats}
+    return Process(
+        pid=pid,
+        state=own[0],
+        wchan="" if wchan == "0" else wchan,
+        # With the time of children that have ended (and were waited for), as the kernel counts I/O by itself: else a
+        # compiler that ends would take from the sum, and one that is run for each file would be seen to do nothing.
+        cpu=sum(int(ticks) for fields in stats.values() for ticks in fields[11:15]) / _TICKS,
+        children=tuple(each for each in born if stats[each][0] in "ZT"),
+        data=data,
+        stored=stored + _PAGE_BYTES * sum(int(faults) for fields in stats.values() for faults in fields[9:11]),
+        received={link: sockets[link][0] for some in links.values() for link in some},
+        peers=tuple(sorted(sockets[link][1] for link in links[pid])[:PEERS]),
+    )
 
 
 def _sockets() -> dict[str, tuple[int, str]]:

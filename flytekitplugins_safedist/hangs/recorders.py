@@ -14,9 +14,10 @@ import math
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ _ANY = {"gloo": "fr_trace_json", "nccl": "dump_nccl_trace_json"}
 _ENDS = re.compile(r"\d+")
 _MOST_AT_ONCE = 16
 
+_NOTHING: dict[str, Any] = {"groups": {}, "recorders": {}, "endless": (), "again": {}, "closed": ()}
+"""That a rank has noted of its groups."""
+
 Names = dict[tuple[str, str], str]
 """Of groups, by backend and id: entries that have left a recorder named them."""
 
@@ -47,13 +51,13 @@ _GONE = "\0"
 """The name of one whose name another has by now."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankRecord:
     """What is known of one rank's operations.
 
     Attributes:
-        waits: the first of each group that has not ended.
-        begun: how many it has begun, by :attr:`Wait.key`.
+        waits: the first of each group that has not ended, by :attr:`Wait.key`.
+        begun: how many it has begun, by the same.
         latest: what it has begun last, ended or not: key, number and operation; at most :data:`LATEST`.
         count: grows with each operation, messages among them.
         timeout: the shortest one of those that are remembered, in seconds.
@@ -62,9 +66,9 @@ class RankRecord:
         backends: of its groups.
     """
 
-    waits: tuple[Wait, ...] = ()
+    waits: dict[str, Wait] = field(default_factory=dict)
     begun: dict[str, int] = field(default_factory=dict)
-    latest: tuple[tuple[str, int, str], ...] = ()
+    latest: list[tuple[str, int, str]] = field(default_factory=list)
     count: int = 0
     timeout: float = math.inf
     is_whole: bool = False
@@ -88,8 +92,7 @@ def read(sockets: Mapping[int, Path], names: dict[int, Names]) -> dict[int, Rank
 def stack(path: Path) -> Stack | None:
     """A rank's main thread's: no signal is needed. None where torch's thread does not get Python's lock: each such
     question keeps one more of its threads, of which there are a few."""
-    text = ask(path, "dump_traceback", LOCK_SECONDS)
-    threads = stacks.parse(text.decode(errors="replace")) if text is not None else ()
+    threads = stacks.parse((ask(path, "dump_traceback", LOCK_SECONDS) or b"").decode(errors="replace"))
     return threads[0] if threads else None
 
 
@@ -97,10 +100,10 @@ def of_horovod(rank: int, world_size: int, waits: tuple[int, int, str], stack: S
     """The same of a rank of Horovod's, which counts the waits that it has begun, and ended, and knows what the latest
     is about; which operation it waits in is in its main thread's stack. Horovod gives up no wait by itself."""
     begun, ended, about = waits
-    called = [frame.function for frame in stack if any(part in frame.file for part in stacks.HOROVOD_FILES)]
+    called = [frame.function for frame in stack if frame.matches(stacks.HOROVODS)]
     operation = (called[-1] if called else "a collective") + (f" of {about}" if about else "")
     wait = Wait(rank, HOROVOD, text_of(range(world_size)), operation, begun, 0.0, HOROVOD)
-    return RankRecord((wait,) if begun > ended else (), {wait.key: begun}, is_whole=True)
+    return RankRecord({wait.key: wait} if begun > ended else {}, {wait.key: begun}, is_whole=True)
 
 
 def merge(rank: int, noted: Mapping[str, Any], dumps: Mapping[str, Any], names: Names) -> RankRecord:
@@ -112,38 +115,25 @@ def merge(rank: int, noted: Mapping[str, Any], dumps: Mapping[str, Any], names: 
         dumps: what recorders have said (torch's JSON); {} of one that has not answered.
         names: of its groups, as far as they are known; added to.
     """
-    reading = _Reading(rank, noted, names)
+    reading = _Reading(rank, {**_NOTHING, **noted}, names)
+    reading.record.is_whole = bool(dumps)
     for backend, dump in dumps.items():
         reading.take(backend, dump)
-    problem = [noted["problem"]] if noted.get("problem") else []
-    unwatched = [name for name, question in noted.get("recorders", {}).items() if not question]
-    return RankRecord(
-        waits=tuple(reading.waits.values()),
-        begun=reading.begun,
-        latest=tuple(reading.latest[-LATEST:]),
-        count=reading.count,
-        timeout=reading.timeout,
-        is_whole=reading.is_whole and bool(dumps),
-        unwatched=tuple(problem or unwatched),
-        backends=tuple(noted.get("recorders", ())),
-    )
+    return reading.record
 
 
 class _Reading:
     """Of one rank's recorders."""
 
     def __init__(self, rank: int, noted: Mapping[str, Any], names: Names) -> None:
-        self._rank, self._members, self._names = rank, dict(noted.get("groups", {})), names
-        self._endless, self._again = noted.get("endless", ()), noted.get("again", {})
-        self._closed = frozenset(noted.get("closed", ()))
-        self.waits: dict[str, Wait] = {}
-        self.begun: dict[str, int] = {}
-        self.latest: list[tuple[str, int, str]] = []
-        self.count, self.timeout = 0, math.inf
-        self.is_whole = True
+        self._rank, self._noted, self._names = rank, noted, names
+        self._members: dict[str, str] = dict(noted["groups"])
+        unwatched = tuple(name for name, question in noted["recorders"].items() if not question)
+        self.record = RankRecord(unwatched=unwatched, backends=tuple(noted["recorders"]))
 
     def take(self, backend: str, dump: Mapping[str, Any]) -> None:
         """In torch's JSON."""
+        record = self.record
         status = {id_: int(at["last_enqueued_collective"]) for id_, at in dump.get("pg_status", {}).items()}
         entries = [entry for entry in dump.get("entries", ()) if _backend(entry) == backend]
         for facts in dump.get("pg_config", {}).values():  # NCCL's has ranks, gloo's has not
@@ -151,21 +141,22 @@ class _Reading:
                 self._members.setdefault(facts["name"], text_of(json.loads(facts["ranks"])))
         # With TORCH_NCCL_BLOCKING_WAIT nobody notes the ends of operations.
         is_followed = not entries or max(status.values(), default=0) > 0
-        self.is_whole = self.is_whole and bool(dump) and is_followed
-        self.count += sum(status.values()) + (entries[-1]["record_id"] + 1 if entries else 0)
+        record.is_whole = record.is_whole and bool(dump) and is_followed
+        record.count += sum(status.values()) + (entries[-1]["record_id"] + 1 if entries else 0)
         for some in _batches(entries):
             entry = some[-1]
             name, id_ = str(entry["process_group"][0]), (backend, str(entry["pg_id"]))
-            if int(entry["time_created_ns"]) < self._again.get(name, 0):
+            if int(entry["time_created_ns"]) < self._noted["again"].get(name, 0):
                 self._names[id_] = _GONE
                 continue
             wait = self._wait(backend, entry, some)
             self._names[id_] = name
-            self.begun[wait.key] = max(self.begun.get(wait.key, 0), wait.number)
-            self.timeout = min(self.timeout, wait.timeout)
-            self.latest += [(wait.key, wait.number, wait.operation)] if wait.number else []
-            if is_followed and not entry["retired"] and name not in self._closed:
-                self.waits.setdefault(wait.key, wait)
+            record.begun[wait.key] = max(record.begun.get(wait.key, 0), wait.number)
+            record.timeout = min(record.timeout, wait.timeout)
+            record.latest += [(wait.key, wait.number, wait.operation)] if wait.number else []
+            if is_followed and not entry["retired"] and name not in self._noted["closed"]:
+                record.waits.setdefault(wait.key, wait)
+        del record.latest[:-LATEST]
         if entries and entries[0]["record_id"]:
             self._add_evicted(backend, status)
 
@@ -173,10 +164,10 @@ class _Reading:
         """Groups all of whose entries have left the ring: no fewer than that."""
         for id_, count in status.items():
             name = self._names.get((backend, id_))
-            self.is_whole = self.is_whole and name is not None
+            self.record.is_whole = self.record.is_whole and name is not None
             if name not in (None, _GONE):
                 key = Wait(self._rank, name, self._members.get(name, ""), "", 0, 0.0, backend).key
-                self.begun.setdefault(key, max(0, count))
+                self.record.begun.setdefault(key, max(0, count))
 
     def _wait(self, backend: str, entry: Mapping[str, Any], some: Sequence[Mapping[str, Any]]) -> Wait:
         name, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
@@ -191,7 +182,7 @@ class _Reading:
             inputs = zip(parts[0]["input_dtypes"], parts[0]["input_sizes"], strict=False)
             shapes = ", ".join(f"{kind}{list(size)}" for kind, size in inputs)
             operation += f" of {shapes}" if shapes else ""
-        timeout = 0 if backend in self._endless else int(entry.get("timeout_ms", 0)) / 1000
+        timeout = 0 if backend in self._noted["endless"] else int(entry.get("timeout_ms", 0)) / 1000
         since = int(entry["time_created_ns"]) / 1e9
         return Wait(self._rank, name, members, operation, number, since, backend, timeout if timeout > 0 else math.inf)
 
@@ -211,12 +202,13 @@ def ask(path: Path, what: str, seconds: float) -> bytes | None:
 
 
 def _read(rank: int, path: Path, names: Names) -> RankRecord | None:
-    noted: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # not there yet
-        noted = json.loads(groups_file(path).read_text())
+    noted = _parsed(groups_file(path).read_bytes)
     questions = noted.get("recorders", _ANY)
     until = time.monotonic() + READ_SECONDS
-    dumps = {name: _dump(path, question, until) for name, question in questions.items() if question}
+    dumps: dict[str, dict[str, Any]] = {}
+    for name in filter(questions.get, questions):
+        left = max(0.001, until - time.monotonic())
+        dumps[name] = _parsed(partial(ask, path, questions[name], left))
     if not any(dumps.values()) and (dumps or not noted):
         return None
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):  # another torch's JSON
@@ -224,10 +216,9 @@ def _read(rank: int, path: Path, names: Names) -> RankRecord | None:
     return None
 
 
-def _dump(path: Path, question: str, until: float) -> dict[str, Any]:
-    answer = ask(path, question, max(0.001, until - time.monotonic()))
-    with contextlib.suppress(ValueError):
-        return dict(json.loads(answer or b"{}"))
+def _parsed(read: Callable[[], bytes | None]) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):  # not there yet, or not to be read
+        return dict(json.loads(read() or b"{}"))
     return {}
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from . import processes, stacks
 from .gpus import GpuFault, GpuUse
 from .processes import Process
-from .recorders import RankRecord
-from .stacks import Frame, Stack
-from .waits import Steps, Wait
+from .stacks import Stack
+from .waits import CALL, STEP, Steps, Wait
 
 SAMPLES = 3
 PAUSE_SECONDS = 0.4
@@ -27,9 +26,10 @@ _MOVED_BYTES = 16 * 1024
 _ASKED_BYTES = 2048
 """Of one connection while ranks are looked at, that may be such questions: rank 0, which has the store, has all."""
 
-_FILE = r"/orders/round-\d+-rank-(\d+)\.stacks$"
-_BETWEEN = ("/torch/autograd/", "/torch/nn/", "/torch/optim/", "/torch/utils/")
-"""What calls a collective on behalf of the user: no place to look for a mistake."""
+_FILE = r"/orders/round-\d+-rank-\d+\.stacks$"
+_BETWEEN = re.compile("/torch/(autograd/|distributed/|nn/|optim/|utils/|_)")
+"""What calls a collective on behalf of the user: no place to look for a mistake. Who does, is the innermost call that
+is neither this nor a library's, as far as one can tell."""
 
 Places = Mapping[int, tuple[int, Path]]
 """By rank: its process, and the file that it writes its stacks to."""
@@ -43,15 +43,13 @@ class Snapshot:
         rank: of the job.
         process: what the kernel says of it.
         threads: their stacks, the main thread's first; () where the rank has not answered.
-        time: seconds since the epoch, of the clock of its machine.
         cpu: cores that it used meanwhile, with all that it has started.
         moved: its main thread was in different calls within the short time that it was looked at.
         data: bytes a second that it reads and writes, with all that it has started.
-        is_stuck: it was in uninterruptible sleep, at the first look and at the last.
-        is_running: it ran, or would have on a free core, at both.
-        record: its operations with other ranks; one that is not whole says nothing of what is not in it.
-        step: its step as a wait.
-        call: the operation that its stack shows, where nothing records it.
+        stays: the state of its process, where that was the same at the first look and at the last; "" else.
+        waits: the first operation of each group that has not ended; one that its stack shows, where nothing records it;
+            and its step.
+        begun, latest, is_whole: of its operations, as in :class:`.recorders.RankRecord`.
         quiet: seconds since it has begun an operation, or ended a step, as far as looks have shown.
         steps: how far it is, by the steps that it tells.
         holds_gil: native code in it holds Python's lock.
@@ -65,15 +63,14 @@ class Snapshot:
     rank: int
     process: Process
     threads: tuple[Stack, ...] = ()
-    time: float = 0.0
     cpu: float = 0.0
     moved: bool = False
     data: int = 0
-    is_stuck: bool = False
-    is_running: bool = False
-    record: RankRecord = field(default_factory=RankRecord)
-    step: Wait | None = None
-    call: Wait | None = None
+    stays: str = ""
+    waits: tuple[Wait, ...] = ()
+    begun: dict[str, int] = field(default_factory=dict)
+    latest: tuple[tuple[str, int, str], ...] = ()
+    is_whole: bool = False
     quiet: float = 0.0
     steps: Steps = field(default_factory=Steps)
     holds_gil: bool = False
@@ -88,6 +85,11 @@ class Snapshot:
     def stack(self) -> Stack:
         """The main thread's."""
         return self.threads[0] if self.threads else ()
+
+    @property
+    def recorded(self) -> tuple[Wait, ...]:
+        """Those of its waits that a library has recorded."""
+        return tuple(wait for wait in self.waits if wait.source not in (CALL, STEP))
 
     @property
     def waits_in(self) -> str:
@@ -107,14 +109,6 @@ class Snapshot:
             return "moves"
         return f"reads or writes ({self.data / 1e6:.1f} MB a second)" if self.data >= _MOVED_BYTES else ""
 
-    def age(self, wait: Wait) -> float:
-        """Seconds that one of its waits has lasted."""
-        return self.time - wait.since
-
-    def late(self, wait: Wait | None) -> bool:
-        """Whether that is too long."""
-        return wait is not None and self.age(wait) >= wait.limit
-
     @property
     def where(self) -> str:
         """One phrase: ``in all_reduce, called at train.py:33 in step``, ``at loader.py:88 in read``."""
@@ -127,14 +121,9 @@ class Snapshot:
         handles = f" as it handles {self.handles}" if self.handles else ""
         if not self.waits_in:
             return f"at {self.stack[0].short}{handles}"
-        caller = users_frame(self.stack)
+        outside = (frame for frame in self.stack if not (stacks.is_librarys(frame) or frame.matches(_BETWEEN)))
+        caller = next(outside, None)
         return f"in {self.waits_in}" + (f", called at {caller.short}" if caller is not None else "") + handles
-
-
-def users_frame(stack: Stack) -> Frame | None:
-    """The innermost call that is the user's own, as far as one can tell."""
-    users = (frame for frame in stack if not stacks.is_librarys(frame))
-    return next((frame for frame in users if not any(part in frame.file for part in _BETWEEN)), None)
 
 
 def take(ranks: Places, send: Callable[[int, int], object], *, is_chatty: bool = False) -> list[Snapshot]:
@@ -145,32 +134,34 @@ def take(ranks: Places, send: Callable[[int, int], object], *, is_chatty: bool =
         send: sends a process a signal, as :func:`.stacks.ask` has it.
         is_chatty: a library of theirs exchanges messages all the time: the network's bytes say nothing.
     """
-    began, first = time.monotonic(), _looks(ranks)
-    threads: dict[int, list[stacks.Threads]] = {rank: [] for rank in ranks}
+    pids = [pid for pid, _ in ranks.values()]
+    began, first = time.monotonic(), processes.look(pids)
+    answers = {rank: [stacks.Threads()] for rank in ranks}
     before = {rank: stacks.size(path) for rank, (_, path) in ranks.items()}
     for number in range(SAMPLES):
         if number:
             time.sleep(PAUSE_SECONDS)
         for rank, answer in stacks.ask(ranks, send).items():
-            threads[rank].append(answer)
-    last, took, now = _looks(ranks), time.monotonic() - began, time.time()
-    grown = {rank: max(0, stacks.size(path) - before[rank]) for rank, (_, path) in ranks.items()}
-    return [
-        Snapshot(
-            rank=rank,
-            process=replace(process, data=0, stored=0, received={}),
-            time=now,
-            threads=tuple(threads[rank][-1]) if threads[rank] else (),
-            handles=threads[rank][-1].handles if threads[rank] else "",
-            holds_gil=bool(threads[rank]) and threads[rank][-1].by_force,
-            cpu=max(0.0, process.cpu - first[rank].cpu) / took,
-            moved=len({_way(answer[0]) for answer in threads[rank]}) > 1,
-            data=round(_moved(first[rank], process, grown[rank], is_chatty=is_chatty) / took),
-            is_stuck=process.state == first[rank].state == "D",
-            is_running=process.state == first[rank].state == "R",
+            answers[rank].append(answer)
+    last, took = processes.look(pids), time.monotonic() - began
+    found = []
+    for rank, (pid, path) in sorted(ranks.items()):
+        earlier, process, latest = first[pid], last[pid], answers[rank][-1]
+        grown = max(0, stacks.size(path) - before[rank])
+        found.append(
+            Snapshot(
+                rank=rank,
+                process=replace(process, data=0, stored=0, received={}),
+                threads=tuple(latest),
+                handles=latest.handles,
+                holds_gil=latest.by_force,
+                cpu=max(0.0, process.cpu - earlier.cpu) / took,
+                moved=len({_way(answer[0]) for answer in answers[rank] if answer}) > 1,
+                data=round(_moved(earlier, process, grown, is_chatty=is_chatty) / took),
+                stays=process.state if process.state == earlier.state else "",
+            )
         )
-        for rank, process in sorted(last.items())
-    ]
+    return found
 
 
 def running_below(root: Path) -> dict[Path, Places]:
@@ -182,9 +173,8 @@ def running_below(root: Path) -> dict[Path, Places]:
     """
     found: dict[Path, dict[int, tuple[int, Path]]] = {}
     for path, pid in processes.holding(_FILE).items():
-        match = re.search(_FILE, str(path))
-        if match is not None and root in path.parents:
-            found.setdefault(path.parents[1], {})[int(match[1])] = (pid, path)
+        if root in path.parents:
+            found.setdefault(path.parents[1], {})[int(path.stem.rpartition("-")[2])] = (pid, path)
     return dict(found)
 
 
@@ -192,11 +182,6 @@ def by_ourselves(pid: int, number: int) -> None:
     """Send a signal from this process."""
     with suppress(ProcessLookupError):  # it has ended
         os.kill(pid, number)
-
-
-def _looks(ranks: Places) -> dict[int, Process]:
-    found = processes.look([pid for pid, _ in ranks.values()])
-    return {rank: found[pid] for rank, (pid, _) in ranks.items()}
 
 
 def _moved(first: Process, last: Process, stacks_grown: int, *, is_chatty: bool) -> int:

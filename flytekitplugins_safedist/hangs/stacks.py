@@ -47,13 +47,17 @@ class Frame:
     function: str
 
     def __str__(self) -> str:
-        """As Python shows it."""
-        return f'File "{self.file}", line {self.line} in {self.function}'
+        """A line of a stack, as Python shows it."""
+        return f'  File "{self.file}", line {self.line} in {self.function}'
 
     @property
     def short(self) -> str:
         """For a sentence: ``loader.py:88 in read``."""
         return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+    def matches(self, calls: re.Pattern[str]) -> bool:
+        """Whether its file and function are among these."""
+        return calls.search(f"{self.file} {self.function}") is not None
 
 
 Stack = tuple[Frame, ...]
@@ -74,27 +78,22 @@ class Threads(tuple[Stack, ...]):
 
 _HANDLES = re.compile(rf"^{HANDLES}(.+)$", re.MULTILINE)
 
-HOROVOD_FILES = ("/horovod/common/", "/horovod/torch/")
-"""Of a path: Horovod's own code. A project may be in a directory of that name, too."""
+HOROVODS = re.compile(r"/horovod/(common|torch)/")
+"""Horovod's own calls. A project may be in a directory of that name, too."""
 
-WAITING_FILES = (
-    "/torch/distributed/distributed_c10d.py",
-    "/torch/distributed/rendezvous.py",
-    "/torch/distributed/c10d_logger.py",
-    "/torch/distributed/_functional_collectives.py",
-    *HOROVOD_FILES,
-    "/flytekitplugins_safedist/fs/",
+_WAITS = re.compile(
+    r"/torch/distributed/(distributed_c10d|rendezvous|c10d_logger|_functional_collectives)\.py "
+    r"|/torch/distributed/utils\.py (_verify_param_shape_across_processes|_sync_(module_states|params_and_buffers))$"
+    rf"|{HOROVODS.pattern}|/flytekitplugins_safedist/fs/"
 )
-"""Whose functions wait for other ranks."""
-
-_WITH_OTHERS = {"_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers"}
-"""Functions of torch/distributed/utils.py that do: DistributedDataParallel and FSDP begin with them."""
+"""Calls, as files and functions, that wait for other ranks. With those of utils.py DistributedDataParallel and FSDP
+begin."""
 
 _DOOR = "/torch/_ops.py"
 """The file through which Python calls what is registered with torch."""
 
-_DEBUGGERS = {"interaction": "/pdb.py", "do_wait_suspend": "/pydevd.py"}
-"""Functions that ask a person, and whose they are."""
+_DEBUGGERS = re.compile(r"/pdb\.py interaction$|/pydevd\.py do_wait_suspend$")
+"""Calls that ask a person."""
 
 _OURS = "/flytekitplugins_safedist/"
 _WRAPPERS = ("wrapper", "inner", "_call_impl", "<lambda>")
@@ -102,7 +101,7 @@ _WRAPPERS = ("wrapper", "inner", "_call_impl", "<lambda>")
 
 def collective(stack: Stack) -> str:
     """The operation with other ranks that a thread is in; "" where it is in none."""
-    called = [frame for frame in takewhile(is_librarys, _before_the_door(stack)) if _waits(frame)]
+    called = [frame for frame in takewhile(is_librarys, _before_the_door(stack)) if frame.matches(_WAITS)]
     names = [frame.function for frame in called if frame.function not in _WRAPPERS]
     return names[-1] if names else ""  # what the user has called says most
 
@@ -120,18 +119,12 @@ def _before_the_door(stack: Stack) -> Stack:
 def asks_a_person(threads: Iterable[Stack]) -> bool:
     """Whether one of them stands in a debugger of any make, which asks a person: pdb's descendants, and pydevd, by
     which editors look into a process from afar."""
-    found = (frame for stack in threads for frame in stack if frame.function in _DEBUGGERS)
-    return any(frame.file.endswith(_DEBUGGERS[frame.function]) for frame in found)
+    return any(frame.matches(_DEBUGGERS) for stack in threads for frame in stack)
 
 
 def is_librarys(frame: Frame) -> bool:
     """Whether a call is of what waits for other ranks, or ours."""
-    return _waits(frame) or _OURS in frame.file
-
-
-def _waits(frame: Frame) -> bool:
-    is_with_others = frame.function in _WITH_OTHERS and frame.file.endswith("/torch/distributed/utils.py")
-    return is_with_others or any(part in frame.file for part in WAITING_FILES)
+    return frame.matches(_WAITS) or _OURS in frame.file
 
 
 def ask(
@@ -190,14 +183,18 @@ def parse(text: str) -> Threads:
         own, *start = _START.split(part, maxsplit=1)
         if start and main is not None:
             break
-        frames = _FRAME.findall(own)
-        threads.append(tuple(Frame(file, int(line) if line.isdigit() else 0, name) for file, line, name in frames))
+        threads.append(_frames(own))
         main = len(threads) - 1 if start else main
     if main is None and len(threads) >= _MOST_THREADS:
         return Threads(((), *threads))
     found = Threads((*threads[main or 0 : (main or 0) + 1], *threads[: main or 0], *threads[(main or 0) + 1 :]))
     found.handles = _HANDLES.findall(text)[-1] if _HANDLES.search(text) is not None else ""
     return found
+
+
+def _frames(text: str) -> Stack:
+    found = _FRAME.findall(text)
+    return tuple(Frame(file, int(line) if line.isdigit() else 0, name) for file, line, name in found)
 
 
 def crashed_at(text: str) -> str:
@@ -209,10 +206,7 @@ def crashed_at(text: str) -> str:
     """
     _, mark, last = text.rpartition("Fatal Python error: ")
     _, _, current = last.partition("Current thread ") if mark else ("", "", "")
-    current = _THREAD.split(current)[0]
-    return _led_by(
-        Frame(file, int(line) if line.isdigit() else 0, name) for file, line, name in _FRAME.findall(current)
-    )
+    return _led_by(_frames(_THREAD.split(current)[0]))
 
 
 def raised_at(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,6 @@ MOST_SECONDS, LEAST_SECONDS = 30.0, 0.1
 
 _SHARE = 0.05
 
-_RECORDED = ""
 CALL, STEP, HOROVOD = "call", "step", "Horovod"
 """Sources beside the backends of torch's: the stack alone, what a rank says of its steps, Horovod."""
 
@@ -41,6 +41,7 @@ class Wait:
         source: who says so.
         timeout: seconds after which its library gives it up.
         limit: seconds after which it is too long.
+        age: seconds that it has lasted, at the look that has shown it.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class Wait:
     source: str
     timeout: float = math.inf
     limit: float = math.inf
+    age: float = 0.0
 
     @cached_property
     def key(self) -> str:
@@ -62,6 +64,16 @@ class Wait:
     def identity(self) -> tuple[object, ...]:
         """The same as long as it is the same wait, as its source tells of it."""
         return (self.rank, self.key, self.number, self.since)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is too long."""
+        return self.age >= self.limit
+
+    @property
+    def kind(self) -> str:
+        """What is measured apart: steps, and calls, of which the first of a job take long."""
+        return self.source if self.source in (STEP, CALL) else "recorded"
 
     def __str__(self) -> str:
         """For people."""
@@ -107,17 +119,18 @@ class Ages:
     def __init__(self, floor: float | None, ceiling: float, began: float) -> None:
         self._floor, self._ceiling, self._began = floor, ceiling, began
         self._before: dict[tuple[object, ...], Wait] = {}
-        self._longest = dict.fromkeys((STEP, CALL, _RECORDED), 0.0)
+        self._longest = defaultdict[str, float](float)
         self._shifts: list[tuple[float, float]] = []
         self._looked = began
 
     def shift(self, at: float, seconds: float) -> None:
         """What began before a moment is so many seconds younger: this machine stood still, or its clock was set."""
         self._shifts.append((at, seconds))
+        self._looked += seconds
         self._before = {identity: replace(wait, since=wait.since + seconds) for identity, wait in self._before.items()}
 
     def see(self, waits: Iterable[Wait], running: Collection[int], silent: Collection[int], now: float) -> list[Wait]:
-        """The same waits, each with its beginning and its limit.
+        """The same waits, each with its age and its limit.
 
         Args:
             waits: of all ranks that have said so, now.
@@ -135,18 +148,18 @@ class Ages:
                 continue
             # When it ended, between two looks, nobody knows; but steps may all be shorter than that.
             ended = now if wait.source == STEP else self._looked
-            self._longest[_kind(wait)] = max(self._longest[_kind(wait)], ended - wait.since)
+            self._longest[wait.kind] = max(self._longest[wait.kind], ended - wait.since)
         self._before, self._looked = {**kept, **current}, now
-        return [replace(wait, limit=self.limit(wait)) for wait in current.values()]
+        return [replace(wait, limit=self.limit(wait), age=now - wait.since) for wait in current.values()]
 
     def limit(self, wait: Wait) -> float:
         """Seconds after which it is too long. The first step, which may compile, is not measured by others."""
-        own = wait.timeout - min(MARGIN_SECONDS, wait.timeout / 2) if math.isfinite(wait.timeout) else math.inf
-        longest = self._longest[_kind(wait)]
+        own = wait.timeout - min(MARGIN_SECONDS, wait.timeout / 2)
+        longest = self._longest[wait.kind]
         if wait.source == STEP and (self._floor is None or not longest):
             return self._ceiling
         if self._floor is None:
-            return own if math.isfinite(own) else TOLD_SECONDS
+            return own if own < math.inf else TOLD_SECONDS
         return min(max(TIMES * longest, self._floor), self._ceiling, own)
 
     def next_look(self, waits: Iterable[Wait], timeout: float, took: float, now: float) -> float:
@@ -160,7 +173,7 @@ class Ages:
         """
         often = timeout / 4 if self._floor is None else min(timeout, self._floor) / 4
         young = max(1.0, (now - self._began) / 4)  # a group with a short timeout may just have been made
-        left = [wait.limit - (now - wait.since) for wait in waits]
+        left = [wait.limit - wait.age for wait in waits]
         soon = min(max(min(often, young), took / _SHARE), *(seconds for seconds in left if seconds > 0), MOST_SECONDS)
         return max(LEAST_SECONDS, soon)
 
@@ -168,9 +181,6 @@ class Ages:
         before = self._before.get(wait.identity)
         if before is not None or not wait.since:
             return before.since if before is not None else now
-        return wait.since + sum(seconds for at, seconds in self._shifts if wait.since < at)
-
-
-def _kind(wait: Wait) -> str:
-    """What is measured apart: steps, and calls, of which the first of a job take long."""
-    return wait.source if wait.source in (STEP, CALL) else _RECORDED
+        # Of a clock that was set back: what is not in the future by now began after that, as far as one can know.
+        past = [seconds for at, seconds in self._shifts if wait.since < at and (seconds > 0 or wait.since > now)]
+        return wait.since + sum(past)

@@ -19,7 +19,7 @@ from .evidence import text_of
 from .recorders import Names, RankRecord
 from .snapshot import Snapshot
 from .stacks import Stack
-from .waits import CALL, LEAST_SECONDS, STEP, Ages, Steps, Wait
+from .waits import CALL, LEAST_SECONDS, Ages, Steps, Wait
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,7 @@ class Watch:
         self._hangs = hangs
         self._ages = Ages(hangs.floor, hangs.ceiling, time.time())
         self._names: dict[int, Names] = {}
-        self._calls: dict[int, tuple[object, Wait]] = {}
-        self._quiet: dict[int, tuple[object, float]] = {}
+        self._marks: dict[object, tuple[object, float]] = {}
         self._unwatched: set[str] = set()
         self._mute: dict[int, float] = {}
         self._answers: SimpleQueue[tuple[dict[int, RankRecord], dict[int, Stack]]] = SimpleQueue()
@@ -113,23 +112,21 @@ class Watch:
         """
         places = {each.rank: (each.pid, each.stacks) for each in ranks}
         taken = snapshot.take(places, send, is_chatty=any(each.is_horovods for each in ranks))
-        main = {each.rank: each.stack for each in taken}
         awake = {each.rank for each in taken if each.process.state not in ("", "T", "Z")}
-        sockets = {each.rank: each.socket for each in ranks if each.rank in awake}
-        records = recorders.read(sockets, self._names)
-        waits = self._waits(ranks, records, main)
+        records = recorders.read({each.rank: each.socket for each in ranks if each.rank in awake}, self._names)
+        waits = self._waits(ranks, records, {each.rank: each.stack for each in taken})
         found = []
         for one, each in zip(sorted(ranks, key=lambda one: one.rank), taken, strict=True):
-            own = {wait.source: wait for wait in waits.get(one.rank, ()) if wait.source in (CALL, STEP)}
-            recorded = tuple(wait for wait in waits.get(one.rank, ()) if wait.source not in own)
+            record = records.get(one.rank, RankRecord())
             found.append(
                 replace(
                     each,
                     threads=_cut(each.threads, one.world_size),
-                    record=replace(records.get(one.rank, RankRecord()), waits=recorded),
-                    call=own.get(CALL),
-                    quiet=each.time - self._quiet[one.rank][1],
-                    step=own.get(STEP),
+                    waits=tuple(wait for wait in waits if wait.rank == one.rank),
+                    begun=record.begun,
+                    latest=tuple(record.latest),
+                    is_whole=record.is_whole,
+                    quiet=time.time() - self._marks[one.rank][1],
                     steps=one.steps,
                     debugged=one.debugged,
                     has_entered=one.has_entered,
@@ -166,50 +163,49 @@ class Watch:
     def _late(
         self, ranks: Sequence[LocalRank], records: dict[int, RankRecord], main: Mapping[int, Stack]
     ) -> tuple[Wait, ...]:
-        now = time.time()
-        waits = [wait for some in self._waits(ranks, records, main).values() for wait in some]
+        waits = self._waits(ranks, records, main)
         timeout = min((record.timeout for record in records.values()), default=math.inf)
-        self._next = time.monotonic() + self._ages.next_look(waits, timeout, self._took, now)
-        return tuple(wait for wait in waits if now - wait.since >= wait.limit)
+        self._next = time.monotonic() + self._ages.next_look(waits, timeout, self._took, time.time())
+        return tuple(wait for wait in waits if wait.is_late)
 
     def _waits(
         self, ranks: Sequence[LocalRank], records: dict[int, RankRecord], main: Mapping[int, Stack]
-    ) -> dict[int, list[Wait]]:
-        """Of each rank: what recorders say, Horovod's in the place of torch's where it has waited for any, what its
+    ) -> list[Wait]:
+        """What recorders say of each rank, Horovod's in the place of torch's where it has waited for any, what its
         stack shows, and its step."""
         waits: list[Wait] = []
         for each in ranks:
             stack = main.get(each.rank, ())
             if each.horovod[0]:
                 records[each.rank] = recorders.of_horovod(each.rank, each.world_size, each.horovod, stack)
-            record, step = records.get(each.rank), each.steps.wait(each.rank)
+            record = records.get(each.rank)
             marks = (record.count if record is not None else 0, each.steps.told, each.horovod[:2])
-            if self._quiet.get(each.rank, (None, 0.0))[0] != marks:
-                self._quiet[each.rank] = marks, time.time()
-            call = self._call(each, record, stack)
-            waits += [*(record.waits if record is not None else ()), *filter(None, (call, step))]
+            call = self._call(each, record, stack, self._since(each.rank, marks))
+            recorded = record.waits.values() if record is not None else ()
+            waits += [*recorded, *filter(None, (call, each.steps.wait(each.rank)))]
         self._note_unwatched(records.values())
         running = {each.rank for each in ranks}
-        found: dict[int, list[Wait]] = {}
-        for wait in self._ages.see(waits, running, running - records.keys(), time.time()):
-            found.setdefault(wait.rank, []).append(wait)
-        return found
+        return self._ages.see(waits, running, running - records.keys(), time.time())
 
-    def _call(self, one: LocalRank, record: RankRecord | None, stack: Stack) -> Wait | None:
+    def _call(self, one: LocalRank, record: RankRecord | None, stack: Stack, quiet_since: float) -> Wait | None:
         """A call of torch's that a rank stands in, and that nothing records; since the first look that has shown it, if
         nothing of the rank has changed. Where operations are not recorded, nobody knows whether it goes on."""
         operation = stacks.torchs(stack)
         if not operation or record is None or record.waits or record.unwatched:
-            self._calls.pop(one.rank, None)
+            self._marks.pop((CALL, one.rank), None)
             return None
         # Messages of gloo's are in no record: whoever takes one after the other has been woken for each. What waits for
         # a communicator of NCCL's wakes by itself.
         is_woken = operation in _MESSAGES and "gloo" in record.backends
-        marks = (stack, self._quiet[one.rank], processes.woken(one.pid) if is_woken else 0)
-        if one.rank not in self._calls or self._calls[one.rank][0] != marks:
-            call = Wait(one.rank, "", text_of(range(one.world_size)), operation, 0, time.time(), CALL)
-            self._calls[one.rank] = marks, call
-        return self._calls[one.rank][1]
+        marks = stack, quiet_since, processes.woken(one.pid) if is_woken else 0
+        since = self._since((CALL, one.rank), marks)
+        return Wait(one.rank, "", text_of(range(one.world_size)), operation, 0, since, CALL)
+
+    def _since(self, what: object, marks: object) -> float:
+        """Since when these marks have been the same, as far as looks have shown."""
+        if what not in self._marks or self._marks[what][0] != marks:
+            self._marks[what] = marks, time.time()
+        return self._marks[what][1]
 
     def _note_unwatched(self, records: Iterable[RankRecord]) -> None:
         for backend in sorted({name for record in records for name in record.unwatched} - self._unwatched):

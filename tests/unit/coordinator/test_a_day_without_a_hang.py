@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -16,10 +16,9 @@ from flytekitplugins_safedist.coordinator.inquiry import Inquiry
 from flytekitplugins_safedist.coordinator.messages import HangNotice, Status
 from flytekitplugins_safedist.hangs.judge import Hang, judge
 from flytekitplugins_safedist.hangs.processes import Process
-from flytekitplugins_safedist.hangs.recorders import RankRecord
 from flytekitplugins_safedist.hangs.snapshot import Snapshot
 from flytekitplugins_safedist.hangs.stacks import Frame
-from flytekitplugins_safedist.hangs.waits import CALL, STEP, Ages, Steps, Wait
+from flytekitplugins_safedist.hangs.waits import CALL, Ages, Steps, Wait
 
 TIMEOUT, CEILING = 1800.0, 7200.0
 TICK, PICTURE = 2.0, 2.0
@@ -73,7 +72,7 @@ def a_day(seed: int) -> Iterator[Step]:
             step.comes[0] = now + 180
             if hours % 3 == 1:
                 step.comes[0], step.saves = now + 300, 0
-                step.facts[0] = {"process": Process(0, "D"), "is_stuck": True, "cpu": 0.0}
+                step.facts[0] = {"process": Process(0, "D"), "stays": "D", "cpu": 0.0}
             elif hours % 3 == 2:
                 step.comes[0], step.facts[0] = now + 240, {"cpu": 0.02, "data": 3_000_000}
         yield step
@@ -108,8 +107,7 @@ class Watched:
                 self.step = next(self.steps)
             if self.now % self.every < TICK:
                 for node in NODES:
-                    waits = [wait for some in self.waits(node).values() for wait in some]
-                    late = [wait for wait in waits if self.now - wait.since >= wait.limit]
+                    late = [wait for wait in self.waits(node) if wait.is_late]
                     is_urgent = self.hangs.floor is not None or any(math.isfinite(wait.timeout) for wait in late)
                     if late:
                         self.say(node, stall=self.now, is_urgent=is_urgent)
@@ -151,8 +149,8 @@ class Watched:
         """At the collective, of those who train."""
         return rank in self.step.comes and rank != self.sleeper and self.now >= self.step.comes[rank]
 
-    def record(self, rank: int) -> RankRecord:
-        """Of its recorder."""
+    def recorded(self, rank: int) -> tuple[list[Wait], dict[str, int]]:
+        """What it waits in, and how far it is in each group."""
         number, waits, begun = self.step.number, [], {}
         if rank in self.step.comes:
             train = self.wait(rank, "0", TRAIN, number, self.step.comes[rank])
@@ -166,7 +164,7 @@ class Watched:
             short = self.wait(rank, "2", SHORT, int(self.now // 5) + rank % 2, self.now - 2)
             begun[short.key] = short.number
             waits += [short] if rank == 5 else []
-        return RankRecord(tuple(waits), begun, is_whole=True)
+        return waits, begun
 
     def wait(self, rank: int, name: str, members: str, number: int, since: float) -> Wait:
         return Wait(rank, name, members, "all_reduce", number, since, "gloo", TIMEOUT)
@@ -177,40 +175,26 @@ class Watched:
         number = self.step.number if self.tells == "steps" else int(self.now / EPOCH) + 1
         return Steps((number, 0), number, is_saving=rank == self.step.saves and not self.is_there(rank))
 
-    def waits(self, node: int) -> dict[int, list[Wait]]:
+    def waits(self, node: int) -> list[Wait]:
         running = [rank for rank in NODES[node] if not self.returned(rank)]
-        waits = [wait for rank in running for wait in (*self.record(rank).waits, self.told(rank).wait(rank)) if wait]
+        waits = [wait for rank in running for wait in (*self.recorded(rank)[0], self.told(rank).wait(rank)) if wait]
         if 4 in running:  # it waits in what nothing records, and nobody comes: for an hour, each time
             since = self.now // 3600 * 3600 + 1
             waits.append(Wait(4, "", "0-5", "recv", 0, since, CALL))
-        found: dict[int, list[Wait]] = {rank: [] for rank in running}
-        for wait in self.ages[node].see(waits, running, (), self.now):
-            found[wait.rank].append(wait)
-        return found
+        return self.ages[node].see(waits, running, (), self.now)
 
     def snapshots(self, node: int) -> Iterator[Snapshot]:
         waits = self.waits(node)
         for rank in NODES[node]:
             if self.returned(rank):
-                yield Snapshot(rank, Process(0), time=self.now, returned=True)
+                yield Snapshot(rank, Process(0), returned=True)
                 continue
-            own = {source: [wait for wait in waits[rank] if wait.source == source] for source in ("gloo", STEP, CALL)}
-            facts: dict[str, Any] = {"threads": RECEIVES if rank == 4 else THREADS}
+            facts: dict[str, Any] = {"threads": RECEIVES if rank == 4 else THREADS, "process": Process(rank, "S")}
             if rank in self.step.comes and not self.is_there(rank) and rank != self.sleeper:
                 facts |= {**WORKS, **self.step.facts.get(rank, {})}
-            yield Snapshot(
-                rank,
-                **{
-                    "process": Process(rank, "S"),
-                    "time": self.now,
-                    "record": replace(self.record(rank), waits=tuple(own["gloo"])),
-                    "step": next(iter(own[STEP]), None),
-                    "call": next(iter(own[CALL]), None),
-                    "quiet": 3600.0 if rank == 4 else 10.0,
-                    "steps": self.told(rank),
-                    **facts,
-                },
-            )
+            own, begun = tuple(wait for wait in waits if wait.rank == rank), self.recorded(rank)[1]
+            facts |= {"waits": own, "begun": begun, "is_whole": True, "steps": self.told(rank)}
+            yield Snapshot(rank, quiet=3600.0 if rank == 4 else 10.0, **facts)
 
     @property
     def acted_on(self) -> list[Hang]:

@@ -40,7 +40,6 @@ from flytekitplugins_safedist.coordinator.sign import Sign
 from flytekitplugins_safedist.coordinator.wire import HangEvidence, Note, RankPicture, Refusal
 from flytekitplugins_safedist.errors import MeetingLostError, RendezvousError
 from flytekitplugins_safedist.hangs.processes import Process
-from flytekitplugins_safedist.hangs.recorders import RankRecord
 from flytekitplugins_safedist.hangs.snapshot import Snapshot
 from flytekitplugins_safedist.hangs.stacks import Frame
 from flytekitplugins_safedist.hangs.waits import Wait
@@ -474,9 +473,9 @@ def test_notes_of_other_nodes_are_kept_with_how_their_clocks_differ(node_0, node
 
 
 def snapshot(rank: int, *, waits: bool, threads: Any = ()) -> Snapshot:
-    wait = Wait(rank, "0", "0-1", "all_reduce", 4, 3200.0, "gloo", 1800.0, limit=1770.0)
-    record = RankRecord((wait,) if waits else (), {wait.key: 4 if waits else 3}, is_whole=True)
-    return Snapshot(rank, Process(rank, "S"), threads, time=5000.0, record=record)
+    wait = Wait(rank, "0", "0-1", "all_reduce", 4, 3200.0, "gloo", 1800.0, limit=1770.0, age=1800.0)
+    facts = {"waits": (wait,) if waits else (), "begun": {wait.key: 4 if waits else 3}, "is_whole": True}
+    return Snapshot(rank, Process(rank, "S"), threads, **facts)
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_a_rank_notes_its_groups_and_who_records_them_and_torch_answers(short_di
 
         until(lambda: len(noted()["groups"]) == 2, "both groups are noted")
         recorders_ = {"gloo": "fr_trace_json"}
-        facts = {"recorders": recorders_, "endless": [], "again": {}, "closed": ["2"], "problem": ""}
+        facts = {"recorders": recorders_, "endless": [], "again": {}, "closed": ["2"]}
         assert noted() == {"groups": {"0": "0", "1": "0"}, **facts}
         until(lambda: recorders.ask(socket, "ping", 1.0) is not None, "torch answers")
         found = recorders.read({0: socket}, {})
@@ -155,5 +155,5 @@ def test_a_rank_in_which_native_code_keeps_pythons_lock_is_shown_by_force_alone(
         place = {0: (process.pid, short_dir / "stacks")}
         assert stacks.ask(place, os.kill, forces=False) == {}
         [taken] = snapshot.take(place, os.kill)
-        assert [str(frame) for frame in taken.stack] == ['File "<string>", line 8 in <module>']
+        assert [str(frame) for frame in taken.stack] == ['  File "<string>", line 8 in <module>']
         assert taken.holds_gil

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,8 +62,9 @@ def test_where_a_process_crashed_is_the_users_own_line(tmp_path: Path) -> None:
 
 def test_the_main_thread_comes_first_and_ends_where_the_users_code_begins() -> None:
     main, other = stacks.parse(DUMP)
-    assert [frame.short for frame in main][-1] == "a file.py:33 in step"
-    assert str(main[0]) == f'File "{TORCH}distributed_c10d.py", line 2501 in all_reduce'
+    assert Snapshot(0, Process(7, "S"), (main,)).where == "in all_reduce, called at a file.py:33 in step"
+    assert Snapshot(0, Process(7, "S"), (other,)).where == "at selectors.py:415 in select"
+    assert str(main[0]) == f'  File "{TORCH}distributed_c10d.py", line 2501 in all_reduce'
     assert other == (Frame("/usr/lib/python3.11/selectors.py", 415, "select"),)
     assert stacks.parse("a rank's own last words\n") == ()
 
@@ -80,105 +82,115 @@ def test_the_main_thread_is_not_taken_for_another_where_there_are_too_many() -> 
     assert stacks.parse("".join(map(pool.format, range(99))) + DUMP)[0][0].function == "all_reduce"
 
 
-def test_a_rank_is_stuck_in_the_kernel_or_runs_if_it_is_so_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "PAUSE_SECONDS", 0.0)
-    for states in ("DD", "SD", "DS", "RR", "SR", "RS"):
-        looks = iter({7: Process(7, state)} for state in states)
-        monkeypatch.setattr(processes, "look", lambda _, looks=looks: next(looks))
-        [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda *_: None)
-        assert (found.is_stuck, found.is_running) == (states == "DD", states == "RR")
-
-
-def test_what_is_mapped_into_memory_or_read_by_one_long_call_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of these the kernel counts no characters, until the call is over: a slow disk was taken for a dead one."""
+def taken(
+    monkeypatch: pytest.MonkeyPatch, first: Process, last: Process, answers: Sequence[stacks.Threads] = ()
+) -> Snapshot:
+    """Of a rank that is so at the first look and at the last."""
+    looks, given = iter(({7: first}, {7: last})), list(answers)
     monkeypatch.setattr(snapshot, "PAUSE_SECONDS", 0.05)
-    looks = iter({7: Process(7, "D", stored=each)} for each in (1 << 20, 1 << 24))
     monkeypatch.setattr(processes, "look", lambda _: next(looks))
+    monkeypatch.setattr(stacks, "ask", lambda *_: {0: given.pop(0)} if given else {})
     [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda *_: None)
-    assert found.works.startswith("reads or writes")
+    return found
 
 
-@pytest.mark.parametrize(("connections", "moved", "works"), [(500, 300, False), (1, 150_000, True)])
-def test_what_many_ask_of_a_store_for_a_moment_each_is_no_work_of_the_rank_that_has_it(
-    monkeypatch: pytest.MonkeyPatch, connections: int, moved: int, *, works: bool
+@pytest.mark.parametrize(
+    ("states", "stays"), [("DD", "D"), ("SD", ""), ("DS", ""), ("RR", "R"), ("SR", ""), ("RS", "")]
+)
+def test_a_rank_is_stuck_in_the_kernel_or_runs_if_it_is_so_at_each_look(
+    monkeypatch: pytest.MonkeyPatch, states: str, stays: str
 ) -> None:
-    """Rank 0 of a large job, each of whose ranks looks for a key there each second. Its server reads these as files
-    are read, so that they are counted there as well."""
-    monkeypatch.setattr(snapshot, "PAUSE_SECONDS", 0.05)
-    links = [str(number) for number in range(connections)]
-    looks = iter(
-        {7: Process(7, "S", data=each * connections, received=dict.fromkeys(links, each))} for each in (9, 9 + moved)
-    )
-    monkeypatch.setattr(processes, "look", lambda _: next(looks))
-    [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda *_: None)
-    assert found.works.startswith("reads or writes") is works
+    assert taken(monkeypatch, *(Process(7, state) for state in states)).stays == stays
+
+
+def connected(each: int, connections: int) -> Process:
+    """Of a rank over each of whose connections so many bytes have come. A server reads these as files are read, so that
+    they are counted there as well."""
+    received = dict.fromkeys(map(str, range(connections)), each)
+    return Process(7, "S", data=each * connections, received=received)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "works"),
+    [
+        # What is mapped, or read by one long call: of these the kernel counts no characters, until it is over.
+        (Process(7, "D", stored=1 << 20), Process(7, "D", stored=1 << 24), True),
+        # Rank 0 of a large job, each of whose ranks looks for a key there each second, is not at work.
+        (connected(9, 500), connected(309, 500), False),
+        (connected(9, 1), connected(150_009, 1), True),
+    ],
+)
+def test_what_is_read_and_written_is_work(
+    monkeypatch: pytest.MonkeyPatch, first: Process, last: Process, works: bool
+) -> None:
+    assert taken(monkeypatch, first, last).works.startswith("reads or writes") is works
+
+
+READS = (Frame("a.py", 1, "read"), Frame("b.py", 2, "step"))
 
 
 @pytest.mark.parametrize(
     ("later", "moved"),
     [
-        ((Frame("a.py", 9, "read"), Frame("b.py", 2, "step")), False),  # another line of the same call
-        ((Frame("a.py", 1, "parse"), Frame("b.py", 2, "step")), True),
-        ((Frame("c.py", 1, "read"), Frame("b.py", 2, "step")), True),
-        ((Frame("a.py", 1, "read"), Frame("b.py", 3, "step")), True),
+        ((Frame("a.py", 9, "read"), READS[1]), False),  # another line of the same call
+        ((Frame("a.py", 1, "parse"), READS[1]), True),
+        ((Frame("c.py", 1, "read"), READS[1]), True),
+        ((READS[0], Frame("b.py", 3, "step")), True),
     ],
 )
 def test_a_rank_has_moved_that_is_in_another_call_or_whose_callers_are_at_another_line(
-    monkeypatch: pytest.MonkeyPatch, later: stacks.Stack, *, moved: bool
+    monkeypatch: pytest.MonkeyPatch, later: stacks.Stack, moved: bool
 ) -> None:
-    first = (Frame("a.py", 1, "read"), Frame("b.py", 2, "step"))
-    answers = iter([stacks.Threads([first]), *[stacks.Threads([later])] * snapshot.SAMPLES])
-    monkeypatch.setattr(snapshot, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(processes, "look", lambda _: {7: Process(7, "S")})
-    monkeypatch.setattr(stacks, "ask", lambda *_: {0: next(answers)})
-    [found] = snapshot.take({0: (7, Path("nowhere"))}, lambda *_: None)
-    assert found.moved is moved
+    answers = [stacks.Threads([READS]), stacks.Threads([later])]
+    assert taken(monkeypatch, Process(7, "S"), Process(7, "S"), answers).moved is moved
 
 
-def test_a_collective_is_the_innermost_call_of_a_library_that_has_them() -> None:
-    waits = Snapshot(0, Process(7, "S"), stacks.parse(DUMP))
-    assert (waits.waits_in, waits.where) == ("all_reduce", "in all_reduce, called at a file.py:33 in step")
-    elsewhere = Snapshot(1, Process(8, "S"), stacks.parse(DUMP)[1:])
-    assert (elsewhere.waits_in, elsewhere.where) == ("", "at selectors.py:415 in select")
-    assert stacks.collective((Frame(f"{TORCH}c10d_logger.py", 1, "wrapper"),)) == ""
-    ours = "/lib/flytekitplugins_safedist/"
-    below = (Frame(f"{ours}frames.py", 1, "exactly"), Frame(f"{ours}job/corner_client.py", 1, "ask"))
-    user = Frame("/app/train.py", 7, "step")
-    barrier = (Frame(f"{ours}fs/agree.py", 1, "wait"), Frame(f"{ours}fs/collective.py", 1, "barrier"))
-    assert stacks.collective((*below, *barrier, user)) == "barrier"
-    assert Snapshot(0, Process(7, "S"), ((*below, *barrier, user),)).where == "in barrier, called at train.py:7 in step"
-    assert stacks.collective((*below, user)) == ""
-    assert stacks.collective((user, *barrier)) == "", "a function of the user's that barrier calls"
+def stack_of(calls: str) -> stacks.Stack:
+    """Innermost first; of installed packages, unless a path begins with a slash."""
+    found = re.findall(r"(\S+):(\d+) (\S+)", calls)
+    return tuple(Frame(str(Path("/lib/site-packages", file)), int(line), name) for file, line, name in found)
 
 
-def test_what_torch_does_with_others_by_itself_is_a_call_of_its_own_too() -> None:
-    """Where the communicator is made in it, nothing else says that the rank waits; and a tensor that is spread out
-    goes through torch.ops."""
-    lib, user = "/lib/site-packages/torch/", Frame("/app/train.py", 7, "main")
-    verifies = Frame(f"{lib}distributed/utils.py", 299, "_verify_param_shape_across_processes")
-    builds = (verifies, Frame(f"{lib}nn/parallel/distributed.py", 1076, "__init__"), user)
-    assert stacks.torchs(builds) == verifies.function
-    assert Snapshot(0, Process(7, "S"), (builds,)).where == f"in {verifies.function}, called at train.py:7 in main"
-    syncs = [
-        Frame(f"{lib}distributed/utils.py", 1, f"_sync_{name}") for name in ("params_and_buffers", "module_states")
-    ]
-    assert stacks.torchs((*syncs, user)) == "_sync_module_states"
-    door = Frame(f"{lib}_ops.py", 1158, "__call__")
-    gathers = Frame(f"{lib}distributed/_functional_collectives.py", 210, "all_gather_tensor")
-    assert stacks.torchs((door, gathers, user)) == "all_gather_tensor"
-    assert stacks.torchs((door, user)) == stacks.torchs((door,)) == ""
-    copies = Frame(f"{lib}distributed/utils.py", 150, "_recursive_to")
-    assert stacks.torchs((copies, *builds[1:])) == "", "it computes"
+USER, AT = "/app/train.py:7 main", "called at train.py:7 in main"
+OURS, MPI_OPS = "flytekitplugins_safedist/", "horovod/torch/mpi_ops.py"
+BARRIER = f"{OURS}fs/agree.py:1 wait {OURS}fs/collective.py:1 barrier"
+VERIFIES = "_verify_param_shape_across_processes"
+SYNCS = " ".join(f"torch/distributed/utils.py:1 _sync_{each}" for each in ("params_and_buffers", "module_states"))
+GATHERS = "torch/distributed/_functional_collectives.py:210 all_gather_tensor"
+GATHERED = ("all_gather_tensor", True, f"in all_gather_tensor, {AT}")
 
 
-def test_the_line_that_is_named_is_the_users_and_not_of_what_calls_the_collective_for_them() -> None:
-    lib = "/lib/site-packages/"
-    inner = [
-        Frame(f"{lib}horovod/torch/mpi_ops.py", 1300, "synchronize"),
-        Frame(f"{lib}torch/autograd/function.py", 625, "apply"),
-    ]
-    inner += [Frame(f"{lib}horovod/torch/mpi_ops.py", 240, "allreduce"), Frame("/app/train.py", 8, "f")]
-    assert Snapshot(0, Process(7, "S"), (tuple(inner),)).where == "in synchronize, called at train.py:8 in f"
+@pytest.mark.parametrize(
+    ("calls", "collective", "is_torchs", "where"),
+    [
+        (f"torch/distributed/c10d_logger.py:1 wrapper {USER}", "", False, "at c10d_logger.py:1 in wrapper"),
+        (f"{OURS}frames.py:1 exactly {BARRIER} {USER}", "barrier", False, f"in barrier, {AT}"),
+        (f"{OURS}frames.py:1 exactly {USER}", "", False, "at frames.py:1 in exactly"),
+        (f"{USER} {BARRIER}", "", False, "at train.py:7 in main"),  # a function of the user's that barrier calls
+        # What torch does with others by itself, where a communicator may be made; and what computes beside it.
+        (f"torch/distributed/utils.py:299 {VERIFIES} torch/nn/x.py:1 y {USER}", VERIFIES, True, f"in {VERIFIES}, {AT}"),
+        (f"{SYNCS} {USER}", "_sync_module_states", True, f"in _sync_module_states, {AT}"),
+        (f"torch/distributed/utils.py:150 _recursive_to {USER}", "", False, "at utils.py:150 in _recursive_to"),
+        # A tensor that is spread out goes through torch.ops.
+        (f"torch/_ops.py:9 __call__ {GATHERS} {USER}", *GATHERED),
+        (f"torch/_ops.py:9 __call__ {USER}", "", False, "at _ops.py:9 in __call__"),
+        ("torch/_ops.py:9 __call__", "", False, "at _ops.py:9 in __call__"),
+        # What calls a collective on behalf of the user is no place to look for a mistake.
+        (
+            f"{MPI_OPS}:1300 synchronize torch/autograd/function.py:625 apply {MPI_OPS}:240 allreduce {USER}",
+            *("synchronize", False, f"in synchronize, {AT}"),
+        ),
+        (f"{GATHERS} torch/distributed/tensor/_redistribute.py:9 f {USER}", *GATHERED),
+        (f"{GATHERS} torch/autograd/graph.py:9 f torch/_tensor.py:9 backward {USER}", *GATHERED),
+        ("/app/horovod/train.py:7 main", "", False, "at train.py:7 in main"),  # a project of that name
+    ],
+)
+def test_where_a_rank_is_is_the_innermost_call_that_waits_for_others_and_who_made_it(
+    calls: str, collective: str, is_torchs: bool, where: str
+) -> None:
+    stack = stack_of(calls)
+    assert (stacks.collective(stack), stacks.torchs(stack)) == (collective, collective if is_torchs else "")
+    assert Snapshot(0, Process(7, "S"), (stack,)).where == where
 
 
 def test_those_who_stand_in_one_place_are_told_of_once_and_the_many_first() -> None:
@@ -211,15 +223,22 @@ def here() -> Process:
     return processes.look([1 << 30, os.getpid()])[os.getpid()]
 
 
-@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
-def test_connections_are_told_with_what_the_other_end_has_not_taken(loopback: str) -> None:
+@contextlib.contextmanager
+def connection(loopback: str) -> Iterator[tuple[str, socket.socket, socket.socket]]:
+    """Of this process to itself: how the other end is shown, and both."""
     kind = socket.AF_INET6 if ":" in loopback else socket.AF_INET
     with socket.socket(kind) as listener, socket.socket(kind) as sock:
         listener.bind((loopback, 0))
         listener.listen()
         sock.connect(listener.getsockname())
         port = listener.getsockname()[1]
-        shown = f"[{loopback}]:{port}" if ":" in loopback else f"{loopback}:{port}"
+        with listener.accept()[0] as other:
+            yield f"[{loopback}]:{port}" if kind == socket.AF_INET6 else f"{loopback}:{port}", sock, other
+
+
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_connections_are_told_with_what_the_other_end_has_not_taken(loopback: str) -> None:
+    with connection(loopback) as (shown, sock, _other):
         assert shown in here().peers
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -231,15 +250,11 @@ def test_connections_are_told_with_what_the_other_end_has_not_taken(loopback: st
 
 
 def test_what_comes_and_goes_over_a_connection_is_counted() -> None:
-    with socket.socket() as listener, socket.socket() as sock:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        sock.connect(listener.getsockname())
-        with listener.accept()[0] as other:
-            before = here().received
-            sock.sendall(bytes(100_000))
-            other.recv(100_000, socket.MSG_WAITALL)
-            grown = [count - before.get(each, 0) for each, count in here().received.items()]
+    with connection("127.0.0.1") as (_shown, sock, other):
+        before = here().received
+        sock.sendall(bytes(100_000))
+        other.recv(100_000, socket.MSG_WAITALL)
+        grown = [count - before.get(each, 0) for each, count in here().received.items()]
     assert sum(count >= 100_000 for count in grown) == 2, "at both ends"
 
 

@@ -14,9 +14,8 @@ from flytekitplugins_safedist.compat import torch as torch_inside
 from flytekitplugins_safedist.coordinator import inquiry
 from flytekitplugins_safedist.hangs import gpus, recorders, stacks
 from flytekitplugins_safedist.hangs.evidence import groups_file, ranks_of, text_of
-from flytekitplugins_safedist.hangs.processes import Process
 from flytekitplugins_safedist.hangs.recorders import Names, RankRecord, merge, of_horovod
-from flytekitplugins_safedist.hangs.snapshot import PAUSE_SECONDS, SAMPLES, Snapshot
+from flytekitplugins_safedist.hangs.snapshot import PAUSE_SECONDS, SAMPLES
 from flytekitplugins_safedist.hangs.stacks import Frame
 
 SAID = json.loads(Path(__file__).with_name("nccl_said.json").read_text())
@@ -25,7 +24,7 @@ SAID = json.loads(Path(__file__).with_name("nccl_said.json").read_text())
 def noted(said: dict[str, Any], **facts: Any) -> dict[str, Any]:
     """What the rank itself has noted of its groups."""
     groups = {name: text_of(ranks) for name, ranks in (said["groups"] or {}).items()}
-    return {"groups": groups, "recorders": {"nccl": "dump_nccl_trace_json"}, "problem": "", **facts}
+    return {"groups": groups, "recorders": {"nccl": "dump_nccl_trace_json"}, **facts}
 
 
 def nccl(name: str, rank: int, names: Names | None = None) -> RankRecord:
@@ -60,121 +59,122 @@ def dump(*entries: dict[str, Any], **enqueued: int) -> dict[str, Any]:
     return {"entries": list(entries), "pg_status": status, "pg_config": {"": {"name": "", "ranks": "[]"}}}
 
 
-def gloo(answer: dict[str, Any], names: Names | None = None, **groups: str) -> RankRecord:
-    facts = {"groups": groups or {"0": "0-2"}, "recorders": {"gloo": "fr_trace_json"}, "problem": ""}
-    return merge(1, facts, {"gloo": answer}, {} if names is None else names)
+def gloo(answer: dict[str, Any]) -> RankRecord:
+    return merge(1, {"groups": {"0": "0-2"}, "recorders": {"gloo": "fr_trace_json"}}, {"gloo": answer}, {})
+
+
+def said(found: RankRecord) -> str:
+    """As text: its waits, how many it has begun by key, whether that is all."""
+    begun = [f"{key}: {number}" for key, number in found.begun.items()]
+    return "; ".join([*map(str, found.waits.values()), *begun, *(["whole"] if found.is_whole else [])])
 
 
 def test_a_record_says_what_a_rank_has_begun_and_what_has_not_ended() -> None:
     found = gloo(dump(entry(1, "broadcast"), entry(2, "all_reduce", retired=False), entry(3, "barrier", retired=False)))
-    [wait] = found.waits
-    assert (str(wait), wait.since, wait.timeout) == ("all_reduce of Float[3] (#2 of group 0)", 2.0, 600.0)
-    assert (wait.rank, wait.members, wait.source) == (1, "0-2", "gloo")
-    assert found.begun == {wait.key: 3}
+    assert said(found) == "all_reduce of Float[3] (#2 of group 0); gloo 0 0-2: 3; whole"
+    [wait] = found.waits.values()
+    assert (wait.rank, wait.members, wait.source, wait.since, wait.timeout) == (1, "0-2", "gloo", 2.0, 600.0)
     assert found.latest[0] == (wait.key, 1, "broadcast of Float[3]")
-    assert found.is_whole
 
 
-def test_of_a_group_whose_name_another_had_what_that_one_did_is_no_matter() -> None:
-    """It counts from 1 again; and what the other had not ended is never noted as ended."""
-    facts = {"groups": {"0": "0-2"}, "recorders": {"gloo": "fr_trace_json"}, "again": {"0": 5 * 10**9}}
-    earlier = [entry(1, "broadcast"), entry(2, "all_reduce", retired=False), entry(3, "barrier")]
-    assert merge(1, facts, {"gloo": dump(*earlier)}, {}) == RankRecord(
-        begun={}, count=6, is_whole=True, backends=("gloo",)
+FULL = dump(
+    *[entry(at, "all_reduce", pg_id=2, process_group=["3", ""], record_id=at) for at in (9, 10)], _0=5, _1=40, _2=10
+)
+"""A ring from which all entries of groups 0 and 1 have gone."""
+EARLIER = [entry(1, "broadcast"), entry(2, "all_reduce", retired=False), entry(3, "barrier")]
+LATER = entry(1, "all_reduce", pg_id=2, record_id=3, time_created_ns=9 * 10**9, retired=False)
+OF_9 = entry(7, "all_reduce", pg_id=3, process_group=["9", ""], record_id=4000)
+OF_CLOSED = entry(1, "barrier", pg_id=1, process_group=["3", "undefined"], retired=False)
+REDUCES = entry(2, "all_reduce", retired=False)
+AGAIN, GROUPS = {"again": {"0": 5 * 10**9}}, {"groups": {"0": "0-2", "2": "0,1", "3": "1,2"}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "facts", "names", "says"),
+    [
+        # Of a group whose name another had before it is no matter what that one did, nor what it had not ended.
+        (dump(*EARLIER), AGAIN, {}, "whole"),
+        (dump(*EARLIER, LATER, _0=3, _2=1), AGAIN, {}, "all_reduce of Float[3] (#1 of group 0); gloo 0 0-2: 1; whole"),
+        (dump(OF_9, _0=3, _2=4, _3=7), AGAIN, {"0": "\0", "2": "0"}, "gloo 9 : 7; gloo 0 0-2: 4; whole"),
+        # What was given up in a group that is closed is never noted as ended.
+        (
+            dump(OF_CLOSED, REDUCES),
+            {"closed": ["3"]},
+            {},
+            "all_reduce of Float[3] (#2 of group 0); gloo 3 : 1; gloo 0 0-2: 2; whole",
+        ),
+        # Messages are counted as operations of the group that have ended; its collectives are numbered without them.
+        (
+            dump(entry(5, "barrier"), entry(6, "all_reduce", retired=False), _0=7),
+            {},
+            {},
+            "all_reduce of Float[3] (#6 of group 0); gloo 0 0-2: 6; whole",
+        ),
+        # A group whose entries have left the ring is known by its name, or not at all.
+        (FULL, GROUPS, {"0": "0", "1": "2"}, "gloo 3 1,2: 10; gloo 0 0-2: 5; gloo 2 0,1: 40; whole"),
+        (FULL, GROUPS, {"0": "0"}, "gloo 3 1,2: 10; gloo 0 0-2: 5"),
+    ],
+)
+def test_what_counts_of_groups_that_are_not_there_any_more(
+    answer: dict[str, Any], facts: dict[str, Any], names: dict[str, str], says: str
+) -> None:
+    kept: Names = {("gloo", id_): name for id_, name in names.items()}
+    found = merge(1, {"groups": {"0": "0-2"}, "recorders": {"gloo": "fr_trace_json"}, **facts}, {"gloo": answer}, kept)
+    assert said(found) == says
+    ids = {str(each["pg_id"]): each["process_group"][0] for each in answer["entries"]}
+    assert {id_: kept["gloo", id_] for id_ in ids if kept["gloo", id_] != "\0"}.items() <= ids.items(), (
+        "for later looks"
     )
-    later = entry(1, "all_reduce", pg_id=2, record_id=3, time_created_ns=9 * 10**9, retired=False)
-    names: Names = {}
-    found = merge(1, facts, {"gloo": dump(*earlier, later, _0=3, _2=1)}, names)
-    [wait] = found.waits
-    assert (wait.number, wait.since, found.begun) == (1, 9.0, {wait.key: 1})
-    left = dump(entry(7, "all_reduce", pg_id=3, process_group=["9", ""], record_id=4000), _0=3, _2=4, _3=7)
-    assert merge(1, facts, {"gloo": left}, names).begun == {"gloo 9 ": 7, "gloo 0 0-2": 4}
 
 
-def test_nobody_waits_in_a_group_that_is_closed() -> None:
-    """What was given up there is never noted as ended; how far the rank had come counts for the others."""
-    facts = {"groups": {"0": "0-2"}, "recorders": {"gloo": "fr_trace_json"}, "closed": ["3"]}
-    left = entry(1, "barrier", pg_id=1, process_group=["3", "undefined"], retired=False)
-    found = merge(1, facts, {"gloo": dump(left, entry(2, "all_reduce", retired=False))}, {})
-    assert [wait.group for wait in found.waits] == ["0"]
-    assert found.begun == {"gloo 3 ": 1, "gloo 0 0-2": 2}
+SLEEPS = ", the other sleeps"
+BETWEEN = "send 0->1, recv 0<-1 (group 0, between ranks 0,1); nccl 0 0,1: 7; nccl 0, between ranks 0,1 0,1: 0"
 
 
-def test_messages_between_two_ranks_do_not_hide_a_collective_that_has_not_ended() -> None:
-    """Gloo counts them as operations of the group that have ended; its collectives it numbers without them."""
-    found = gloo(dump(entry(5, "barrier"), entry(6, "all_reduce", retired=False), _0=7))
-    assert [wait.number for wait in found.waits] == [6]
+@pytest.mark.parametrize(
+    ("name", "names", "says"),
+    [
+        (f"batch_isend_irecv{SLEEPS}", {("nccl", "3"): "4"}, BETWEEN),
+        (f"TORCH_NCCL_BLOCKING_WAIT{SLEEPS}", {}, "nccl 0 0,1: 3"),  # nobody notes the ends of operations
+        ("a communicator that is not made", {}, "whole"),
+        ("a full ring", {}, "nccl 0 0: 2606"),
+    ],
+)
+def test_what_a_gpu_has_recorded(name: str, names: Names, says: str) -> None:
+    assert said(nccl(name, 0, names)) == says
 
 
-@pytest.mark.parametrize("name", ["all_reduce, the other sleeps", "all_reduce after a batch, the other sleeps"])
+@pytest.mark.parametrize("name", [f"all_reduce{SLEEPS}", f"all_reduce after a batch{SLEEPS}"])
 def test_what_a_rank_waits_in_on_a_gpu_is_known_and_who_has_not_come(name: str) -> None:
     first, other = (nccl(name, rank, {("nccl", "2"): "3", ("nccl", "3"): "4"}) for rank in (0, 1))
-    [wait] = first.waits
+    [wait] = first.waits.values()
     assert str(wait).startswith("all_reduce of Float[7] (#")
     assert (wait.source, wait.members, wait.timeout) == ("nccl", "0,1", 120.0)
-    age = SAID[name]["0"]["now_ns"] / 1e9 - wait.since
-    assert 1.5 < age < 3, "seconds, since it was enqueued"
-    assert other.waits == ()
-    assert other.begun[wait.key] == wait.number - 1
-
-
-def test_what_is_sent_in_a_batch_is_one_wait_of_those_who_exchange_it() -> None:
-    first, other = (nccl("batch_isend_irecv, the other sleeps", rank, {("nccl", "3"): "4"}) for rank in (0, 1))
-    [wait] = first.waits
-    assert str(wait) == "send 0->1, recv 0<-1 (group 0, between ranks 0,1)"
-    assert wait.number == 0
-    assert wait.members == "0,1"
-    assert other.waits == ()
+    assert 1.5 < SAID[name]["0"]["now_ns"] / 1e9 - wait.since < 3, "seconds, since it was enqueued"
+    assert (other.waits, other.begun[wait.key]) == ({}, wait.number - 1)
 
 
 def test_ranks_that_call_different_operations_of_nccl_are_told_apart() -> None:
-    calls = [record.latest[-1] for record in (nccl("other operations", 0), nccl("other operations", 1))]
+    calls = [nccl("other operations", rank).latest[-1] for rank in (0, 1)]
     assert calls == [("nccl 0 0,1", 3, "all_reduce of Float[3]"), ("nccl 0 0,1", 3, "broadcast of Float[9]")]
-
-
-def test_where_nobody_notes_the_ends_of_operations_nothing_is_concluded() -> None:
-    found = nccl("TORCH_NCCL_BLOCKING_WAIT, the other sleeps", 0)
-    assert (found.waits, found.is_whole) == ((), False)
 
 
 def test_where_the_user_has_nccl_end_nothing_its_timeout_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_inside.gives_up("nccl")
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     assert (torch_inside.gives_up("nccl"), torch_inside.gives_up("gloo")) == (False, True)
-    said = SAID["all_reduce, the other sleeps"]["0"]
-    found = merge(0, noted(said, endless=["nccl"]), {"nccl": said["nccl"]}, {("nccl", "2"): "3", ("nccl", "3"): "4"})
-    assert (found.waits[0].timeout, found.timeout) == (math.inf, math.inf)
-
-
-def test_of_a_communicator_that_is_not_made_yet_nothing_is_recorded() -> None:
-    found = nccl("a communicator that is not made", 0)
-    assert (found.waits, found.begun, found.is_whole) == ((), {}, True)
+    said_ = SAID[f"all_reduce{SLEEPS}"]["0"]
+    found = merge(0, noted(said_, endless=["nccl"]), {"nccl": said_["nccl"]}, {})
+    assert [*(wait.timeout for wait in found.waits.values()), found.timeout] == [math.inf, math.inf]
 
 
 def test_groups_of_two_backends_are_two_and_have_each_its_count() -> None:
-    said = SAID["gloo and NCCL in one group"]["0"]
-    found = merge(0, noted(said), {"nccl": said["nccl"], "gloo": said["gloo"]}, {})
+    of_two = SAID["gloo and NCCL in one group"]["0"]
+    found = merge(0, noted(of_two), {"nccl": of_two["nccl"], "gloo": of_two["gloo"]}, {})
     assert found.begun == {"nccl 0 0": 2, "nccl 2 0": 1, "gloo 0 0": 2, "gloo 1 0": 1, "gloo 2 0": 1}
-    assert [wait.key for wait in found.waits] == ["nccl 0 0"]
-
-
-def test_an_older_torch_that_answers_for_gloo_whatever_it_is_asked_is_not_believed() -> None:
-    said = SAID["gloo and NCCL in one group"]["0"]
-    assert merge(0, noted(said), {"nccl2": said["gloo"]}, {}).begun == {}
-
-
-def test_a_group_whose_entries_have_left_the_ring_is_known_by_its_name_or_not_at_all() -> None:
-    ring = [entry(number, "all_reduce", pg_id=2, process_group=["3", ""], record_id=number) for number in (9, 10)]
-    answer, members = dump(*ring, _0=5, _1=40, _2=10), {"0": "0-2", "2": "0,1", "3": "1,2"}
-    names: Names = {("gloo", "0"): "0", ("gloo", "1"): "2"}
-    found = gloo(answer, names, **members)
-    assert found.begun == {"gloo 3 1,2": 10, "gloo 0 0-2": 5, "gloo 2 0,1": 40}
-    assert found.is_whole
-    assert names["gloo", "2"] == "3", "for later looks"
-    found = gloo(answer, {("gloo", "0"): "0"}, **members)
-    assert found.begun == {"gloo 3 1,2": 10, "gloo 0 0-2": 5}
-    assert not found.is_whole, "one has been used, and nobody knows which"
-    assert nccl("a full ring", 0).begun == {"nccl 0 0": 2606}
+    assert list(found.waits) == ["nccl 0 0"]
+    # An older torch answers for gloo, whatever it is asked: it is not believed.
+    assert merge(0, noted(of_two), {"nccl2": of_two["gloo"]}, {}).begun == {}
 
 
 def test_torchs_own_parser_reads_what_these_tests_are_made_of() -> None:
@@ -188,9 +188,8 @@ def test_torchs_own_parser_reads_what_these_tests_are_made_of() -> None:
 
 
 def test_a_backend_that_torch_does_not_record_is_said_and_so_is_what_cannot_be_read() -> None:
-    facts = {"groups": {"0": "0-2"}, "recorders": {"gloo": "", "nccl": "dump_nccl_trace_json"}, "problem": ""}
-    assert merge(1, facts, {"nccl": dump(_0=0)}, {}).unwatched == ("gloo",)
-    assert merge(1, {**facts, "problem": "torch no longer has it"}, {}, {}).unwatched == ("torch no longer has it",)
+    facts = {"recorders": {"gloo": "", "nccl": "dump_nccl_trace_json", "torch no longer has it": ""}}
+    assert merge(1, facts, {"nccl": dump(_0=0)}, {}).unwatched == ("gloo", "torch no longer has it")
 
 
 def test_a_look_is_over_in_time_whatever_a_rank_does_not_answer(
@@ -226,12 +225,8 @@ def test_a_wait_for_horovod_is_called_by_the_operation_that_the_user_has_called(
         Frame("/lib/horovod/torch/mpi_ops.py", 254, "allreduce"),
         Frame("/app/train.py", 11, "train"),
     )
-    [wait] = of_horovod(0, 2, (4, 3, "w"), stack).waits
+    [wait] = of_horovod(0, 2, (4, 3, "w"), stack).waits.values()
     assert (str(wait), wait.timeout) == ("allreduce of w (#4 of group Horovod)", math.inf)
-    assert of_horovod(0, 2, (4, 4, ""), stack).waits == ()
-
-
-def test_a_project_in_a_directory_called_horovod_is_the_users() -> None:
-    users = Snapshot(0, Process(1, "S"), threads=((Frame("/app/horovod/train.py", 7, "evaluate"),),))
-    assert (users.waits_in, users.where) == ("", "at train.py:7 in evaluate")
-    assert str(of_horovod(0, 2, (4, 3, ""), users.stack).waits[0]).startswith("a collective ")
+    assert of_horovod(0, 2, (4, 4, ""), stack).waits == {}
+    [wait] = of_horovod(0, 2, (4, 3, ""), (Frame("/app/horovod/train.py", 7, "evaluate"),)).waits.values()
+    assert str(wait) == "a collective (#4 of group Horovod)", "a project in a directory of that name is the user's"
