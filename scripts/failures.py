@@ -16,7 +16,7 @@ from fields import ROOT, between, write
 import flytekitplugins_safedist
 from flytekitplugins_safedist.errors import SafedistError
 from flytekitplugins_safedist.failures import Failure, Payer, Row
-from flytekitplugins_safedist.hangs.gpus import HARDWARE, USERS
+from flytekitplugins_safedist.hangs.gpus import XIDS
 
 BEGIN, END = "<!-- failures: made by scripts/failures.py -->", "<!-- end of failures -->"
 GPUS_BEGIN, GPUS_END = "<!-- Xids: made by scripts/failures.py -->", "<!-- end of Xids -->"
@@ -59,9 +59,7 @@ def of_readme(page: str) -> str:
 def xids() -> str:
     """What a GPU reports, by code."""
     meanings: dict[str, list[str]] = defaultdict(list)
-    for xid, name in USERS.items():
-        meanings["USER:GpuXidError"].append(f"{xid}: {name}")
-    for xid, (its, name) in HARDWARE.items():
+    for xid, (its, name) in XIDS.items():
         meanings[its].append(f"{xid}: {name}")
     lines = ["| Code | Xids | Who pays |", "|---|---|---|"]
     for its, names in meanings.items():

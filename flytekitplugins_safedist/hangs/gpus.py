@@ -27,18 +27,14 @@ _MOST_FAULTS, _MOST_EVENTS = 64, 256
 
 # Numbers and names: NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog").
 # Whose they are: as Flyte 2 has it (flyte#7879, the package gpufault; typed in flyte#7878 and flyte-sdk#1524). What is
-# in neither table (most are the driver's notes on others, or want decoding) changes nothing, and is only told.
-USERS = {
-    13: "graphics engine exception (an illegal instruction or address)",
-    31: "GPU memory page fault (an illegal address)",
-    43: "GPU stopped processing, after an error of the program's",
-    45: "clean-up after an earlier error",
-}
-_OFF_THE_BUS = 79
-_OF_AN_END = 45
-"""What the driver reports when a program with work on the GPU is ended, too, whatever ended it."""
+# not in this table (most are the driver's notes on others, or want decoding) changes nothing, and is only told.
+_USER = "USER:GpuXidError"
 _BUS, _ECC, _NVLINK, _OTHER = (f"SYSTEM:Gpu{name}" for name in ("FallenOffBus", "EccError", "NvlinkError", "XidError"))
-HARDWARE = {
+XIDS = {
+    13: (_USER, "graphics engine exception (an illegal instruction or address)"),
+    31: (_USER, "GPU memory page fault (an illegal address)"),
+    43: (_USER, "GPU stopped processing, after an error of the program's"),
+    45: (_USER, "clean-up after an earlier error"),
     46: (_OTHER, "GPU stopped processing"),
     48: (_ECC, "double-bit ECC error"),
     54: (_OTHER, "auxiliary power is not connected"),
@@ -58,6 +54,9 @@ HARDWARE = {
     143: (_OTHER, "GPU initialization error"),
     158: (_OTHER, "GPU fatal timeout"),
 }
+_OFF_THE_BUS = 79
+_OF_AN_END = 45
+"""What the driver reports when a program with work on the GPU is ended, too, whatever ended it."""
 _MENDED_BY_A_RESTART = (63, 94)
 """All other hardware's need a reset of the GPU, or more: no restart in place helps."""
 
@@ -154,8 +153,8 @@ class GpuFault:
 
 def fault_of(xid: int, gpu: GpuUse, time_ns: int) -> GpuFault:
     """What an Xid of a GPU means."""
-    code, name = HARDWARE.get(xid, ("USER:GpuXidError" if xid in USERS else "", USERS.get(xid, "")))
-    stays = xid in HARDWARE and xid not in _MENDED_BY_A_RESTART
+    code, name = XIDS.get(xid, ("", ""))
+    stays = code not in ("", _USER) and xid not in _MENDED_BY_A_RESTART
     return GpuFault(gpu.index, gpu.uuid, f"Xid {xid}" + (f": {name}" if name else ""), code, time_ns, stays, xid)
 
 

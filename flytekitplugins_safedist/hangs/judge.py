@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..config.options import Hangs
 from . import stacks
@@ -227,7 +228,7 @@ class _Job:
         may_come = {rank: kind for rank, kind in kinds.items() if self.late[0].source == CALL and KINDS[kind].may_come}
         first, kind = _worst(may_come or kinds)
         waits = [wait for wait in self.late if wait.rank not in kinds]
-        return self.hang(kind, kinds, f"{_sentence(self.ranks[first], kind)}; {_who(waits)}", first=first)
+        return self.hang(kind, kinds, f"{_sentence(self.ranks[first], kind)}; {_who(waits)}", rank=first)
 
     # --- where nobody is ---------------------------------------------------------------------------------------------
     def all_there(self) -> Hang:
@@ -273,7 +274,8 @@ class _Job:
         handles = [f"; rank {rank} handles {text}" for rank in sorted(few) if (text := self.ranks[rank].handles)]
         # Where others than those who wait for too long go on, it is another one at the next look.
         beside = [wait for some in (parts if now is None else [now]) for wait in some.values()]
-        return self.hang("mismatch", few, why + "".join(handles[:1]), beside=beside)
+        key = _digest(sorted(few), _places(self.late), _places(beside))
+        return self.hang("mismatch", few, why + "".join(handles[:1]), key=key)
 
     # --- by steps, and GPUs ------------------------------------------------------------------------------------------
     def by_steps(self) -> Hang | None:
@@ -295,7 +297,7 @@ class _Job:
         apart = [[each for each in few if not each.waits_in] for few in (behind, silent)]
         culprits = save or apart[0] or apart[1]
         kinds = {each.rank: _kind(each) for each in culprits}
-        first, kind = _worst(kinds or {-1: "symmetric"})
+        first, kind = _worst(kinds or {stand[0].rank: "symmetric"})
         seen = f"all ranks wait, rank {behind[0].rank} {behind[0].where}"
         seen = _sentence(self.ranks[first], kind) if culprits else seen
         which = f"step {least} has not ended" if least >= 0 else "no step has ended"
@@ -303,10 +305,10 @@ class _Job:
         self.late = [steps[each.rank] for each in stand]
         goes_on = all(each.quiet < steps[each.rank].limit / 2 for each in behind)
         why = f"{seen}; {which} for {longest:.0f} s{on}" + ("; operations with others go on" if goes_on else "")
-        hang = self.hang(kind, kinds, why, first=first, step=least)
         # They may wait for one that works, and tells no steps, in a way that nobody sees.
         is_unsure = kind in _UNSURE and any(_kind(each) == "slow" for each in apart[1])
-        return replace(hang, may_come=hang.may_come or is_unsure, goes_on=goes_on)
+        may_come = KINDS[kind].may_come or is_unsure
+        return self.hang(kind, kinds, why, rank=first, step=least, may_come=may_come, goes_on=goes_on)
 
     def by_gpus(self, hang: Hang) -> Hang:
         """The same; of a culprit whose GPU has failed, or of a rank that waits where nobody is one, for that."""
@@ -314,37 +316,24 @@ class _Job:
         faults = {each.rank: fault for each in some for fault in reversed(each.faults) if fault.stays}
         if not faults:
             return hang
-        first, fault = next(iter(faults.items()))
-        why = _sentence(self.ranks[first], "gpu", fault=str(fault), why=hang.why)
-        return replace(self.hang("gpu", faults, why, step=hang.step), key=_digest("gpu", list(faults), hang.step))
+        first = next(iter(faults))
+        why = _sentence(self.ranks[first], "gpu", fault=str(faults[first]), why=hang.why)
+        return self.hang("gpu", faults, why, step=hang.step, key=_digest("gpu", list(faults), hang.step))
 
-    def hang(
-        self,
-        kind: str,
-        culprits: Iterable[int],
-        why: str,
-        *,
-        first: int = -1,
-        step: int | None = None,
-        beside: Sequence[Wait] = (),
-    ) -> Hang:
-        """A value; *first* is the culprit that is to fail for it. It is another one where waits *beside* are others."""
+    def hang(self, kind: str, culprits: Iterable[int], why: str, **facts: Any) -> Hang:
+        """A value; *facts* where they are others than usual."""
         who = tuple(sorted(culprits))
         waiting = tuple(sorted({wait.rank for wait in self.late}.difference(who)))
-        steps = [each.steps.step for each in self.ranks.values() if each.steps.step >= 0]
-        return Hang(
-            kind=kind,
-            culprits=who,
-            waiting=waiting,
-            why=why,
-            key=_digest(kind, who, sorted((wait.rank, wait.key, wait.number) for wait in [*self.late, *beside])),
-            rank=first if first >= 0 else (who or waiting)[0],
-            what="a step" if self.late[0].source == STEP else "a collective",
-            seconds=max(wait.age for wait in self.late),
-            is_endless=all(math.isinf(wait.timeout) for wait in self.late),
-            may_come=KINDS[kind].may_come or (kind in _UNSURE and bool(self.silent())),
-            step=min(steps, default=-1) if step is None else step,
-        )
+        usual = {
+            "key": _digest(kind, who, _places(self.late)),
+            "rank": (who or waiting)[0],
+            "what": "a step" if self.late[0].source == STEP else "a collective",
+            "seconds": max(wait.age for wait in self.late),
+            "is_endless": all(math.isinf(wait.timeout) for wait in self.late),
+            "may_come": KINDS[kind].may_come or (kind in _UNSURE and bool(self.silent())),
+            "step": min((each.steps.step for each in self.ranks.values() if each.steps.step >= 0), default=-1),
+        }
+        return Hang(kind, who, waiting, why, **{**usual, **facts})
 
 
 def _has_joined(wait: Wait) -> bool:
@@ -414,6 +403,10 @@ def _sentence(one: Snapshot, kind: str, **facts: str) -> str:
         "gpu": f"; its GPU is {max(busy)}% busy" if busy else "",
     }
     return KINDS[kind].says.format(**{**seen, **facts})
+
+
+def _places(waits: Iterable[Wait]) -> list[tuple[int, str, int]]:
+    return sorted((wait.rank, wait.key, wait.number) for wait in waits)
 
 
 def _digest(*facts: object) -> str:

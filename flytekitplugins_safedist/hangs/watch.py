@@ -32,6 +32,9 @@ _MUTE_SECONDS = 300.0
 _MESSAGES = ("send", "recv", "send_object_list", "recv_object_list", "monitored_barrier")
 """Calls that gloo makes of messages."""
 
+Answers = tuple[dict[int, RankRecord], dict[int, Stack]]
+"""Of ranks: what is known of their operations, and the main thread's stack."""
+
 _FRAMES, _FRAMES_BESIDE = 40, 12
 """Of a rank's main thread, and of each other one, for who judges all of the job."""
 _THREADS, _THREADS_OF_ALL = 8, 2048
@@ -79,7 +82,7 @@ class Watch:
         self._marks: dict[object, tuple[object, float]] = {}
         self._unwatched: set[str] = set()
         self._mute: dict[int, float] = {}
-        self._answers: SimpleQueue[tuple[dict[int, RankRecord], dict[int, Stack]]] = SimpleQueue()
+        self._answers: SimpleQueue[Answers] = SimpleQueue()
         self._asks, self._took = False, 0.0
         self._real, self._ticks = time.time(), time.monotonic()
         self._next = time.monotonic() + LEAST_SECONDS
@@ -91,7 +94,7 @@ class Watch:
         late: tuple[Wait, ...] = ()
         if not self._answers.empty():
             self._asks = False
-            late = self._late(ranks, *self._answers.get())
+            late = self._late(ranks, self._answers.get())
         if not self._asks and time.monotonic() >= self._next:
             sockets = {each.rank: each.socket for each in ranks}
             with contextlib.suppress(RuntimeError):  # the container may have no further thread: at the next look
@@ -114,7 +117,7 @@ class Watch:
         taken = snapshot.take(places, send, is_chatty=any(each.is_horovods for each in ranks))
         awake = {each.rank for each in taken if each.process.state not in ("", "T", "Z")}
         records = recorders.read({each.rank: each.socket for each in ranks if each.rank in awake}, self._names)
-        waits = self._waits(ranks, records, {each.rank: each.stack for each in taken})
+        waits = self._waits(ranks, (records, {each.rank: each.stack for each in taken}))
         found = []
         for one, each in zip(sorted(ranks, key=lambda one: one.rank), taken, strict=True):
             record = records.get(one.rank, RankRecord())
@@ -144,8 +147,8 @@ class Watch:
 
     def _ask(self, sockets: Mapping[int, Path]) -> None:
         began = time.monotonic()
-        records: dict[int, RankRecord] = {}
-        main: dict[int, Stack] = {}
+        answers: Answers = ({}, {})
+        records, main = answers
         try:
             records.update(recorders.read(sockets, self._names))
             for rank in sorted(records):
@@ -158,21 +161,18 @@ class Watch:
                     main[rank] = stack
         finally:  # whatever fails here: at the next look
             self._took = time.monotonic() - began
-            self._answers.put((records, main))
+            self._answers.put(answers)
 
-    def _late(
-        self, ranks: Sequence[LocalRank], records: dict[int, RankRecord], main: Mapping[int, Stack]
-    ) -> tuple[Wait, ...]:
-        waits = self._waits(ranks, records, main)
-        timeout = min((record.timeout for record in records.values()), default=math.inf)
+    def _late(self, ranks: Sequence[LocalRank], answers: Answers) -> tuple[Wait, ...]:
+        waits = self._waits(ranks, answers)
+        timeout = min((record.timeout for record in answers[0].values()), default=math.inf)
         self._next = time.monotonic() + self._ages.next_look(waits, timeout, self._took, time.time())
         return tuple(wait for wait in waits if wait.is_late)
 
-    def _waits(
-        self, ranks: Sequence[LocalRank], records: dict[int, RankRecord], main: Mapping[int, Stack]
-    ) -> list[Wait]:
+    def _waits(self, ranks: Sequence[LocalRank], answers: Answers) -> list[Wait]:
         """What recorders say of each rank, Horovod's in the place of torch's where it has waited for any, what its
         stack shows, and its step."""
+        records, main = answers
         waits: list[Wait] = []
         for each in ranks:
             stack = main.get(each.rank, ())

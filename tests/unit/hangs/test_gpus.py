@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flytekitplugins_safedist.hangs.gpus import HARDWARE, USERS, GpuUse, GpuWatch, fault_of, indices_of, to_blame
+from flytekitplugins_safedist.hangs.gpus import GpuUse, GpuWatch, fault_of, indices_of, to_blame
 from tests.harness.nvml import Gpus
 
 UUIDS = [f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4)]
@@ -128,12 +128,12 @@ for _ in range(2):
 
 def test_the_numbers_are_told_apart_as_flyte_2_does() -> None:
     """flyte#7879, package gpufault: the codes of a user, and those after which a GPU is not to be trusted."""
-    assert set(USERS) == {13, 31, 43, 45}
-    assert {48, 62, 63, 64, 74, 79, 94, 95, 109, 119, 120, 140} <= set(HARDWARE)
-    assert {code for code, _ in HARDWARE.values()} == {
-        *("SYSTEM:GpuFallenOffBus", "SYSTEM:GpuEccError", "SYSTEM:GpuNvlinkError", "SYSTEM:GpuXidError")
-    }
-    assert not fault_of(94, GpuUse(0, "GPU-a"), 0).stays, "a contained error ends the program alone"
+    codes = {xid: fault_of(xid, FOUR[0], 0).code for xid in range(200)}
+    assert {xid for xid, code in codes.items() if code.startswith("USER:")} == {13, 31, 43, 45}
+    assert all(codes[xid].startswith("SYSTEM:") for xid in (48, 62, 63, 64, 74, 79, 94, 95, 109, 119, 120, 140))
+    kinds = ("FallenOffBus", "EccError", "NvlinkError", "XidError")
+    assert {*codes.values(), ""} == {"", "USER:GpuXidError", *(f"SYSTEM:Gpu{kind}" for kind in kinds)}
+    assert not fault_of(94, FOUR[0], 0).stays, "a contained error ends the program alone"
 
 
 def test_whose_a_gpu_is() -> None:

@@ -296,10 +296,7 @@ VERDICTS: dict[str, tuple[list[Snapshot], str]] = {
         "symmetric : all ranks wait in all_reduce, rank 0 in all_reduce, called at train.py:9 in step: the network",
     ),
     # steps
-    "a step, alone": (
-        [in_step(0, 4, 90)],
-        "missing 0: rank 0 is at train.py:7 in evaluate, and does nothing",
-    ),
+    "a step, alone": ([in_step(0, 4, 90)], "missing 0: rank 0 is at train.py:7 in evaluate, and does nothing"),
     "behind those who go on": (
         [in_step(0, 9), in_step(1, 4, 90)],
         "missing 1: … step 4 has not ended for 90 s, and 1 rank(s) go on [ … a step of step 4 for 90 s, is_endless]",
