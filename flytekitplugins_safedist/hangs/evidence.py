@@ -165,7 +165,7 @@ def ranks_of(text: str) -> list[int]:
 def _groups(made: Mapping[str, int]) -> str:
     try:
         groups = torch_inside.process_groups()
-        if not groups:
+        if not groups and not made:
             return ""
         backends = {backend for _, _, named in groups for backend in named}
         recorders = {backend: torch_inside.recorder(backend) for backend in sorted(backends)}

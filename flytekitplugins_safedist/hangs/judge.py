@@ -366,7 +366,7 @@ def _is_silent(one: Snapshot, first: Wait) -> bool:
 
 
 def _begun(one: Snapshot, first: Wait) -> int | None:
-    """How many it has begun in a group; also where it could not note who else is in that, or has closed it since."""
+    """How many it has begun in a group; also where it could not note who else is in that."""
     return one.begun.get(first.key, one.begun.get(f"{first.source} {first.group} "))
 
 

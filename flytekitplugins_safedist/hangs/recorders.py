@@ -36,7 +36,7 @@ LATEST = 16
 """Operations of each rank, for who has called which in the place of another."""
 
 _ANY = {"gloo": "fr_trace_json", "nccl": "dump_nccl_trace_json"}
-"""What to ask a rank that has noted no groups yet."""
+"""What to ask a rank that is in no group, as far as it has noted."""
 
 _ENDS = re.compile(r"\d+")
 _MOST_AT_ONCE = 16
@@ -48,7 +48,7 @@ Names = dict[tuple[str, str], str]
 """Of groups, by backend and id: entries that have left a recorder named them."""
 
 _GONE = "\0"
-"""The name of one whose name another has by now."""
+"""The name of one that is closed, or whose name another has by now."""
 
 
 @dataclass
@@ -128,6 +128,7 @@ class _Reading:
     def __init__(self, rank: int, noted: Mapping[str, Any], names: Names) -> None:
         self._rank, self._noted, self._names = rank, noted, names
         self._members: dict[str, str] = dict(noted["groups"])
+        self._gone = {_GONE, *noted["closed"]}
         unwatched = tuple(name for name, question in noted["recorders"].items() if not question)
         self.record = RankRecord(unwatched=unwatched, backends=tuple(noted["recorders"]))
 
@@ -146,7 +147,7 @@ class _Reading:
         for some in _batches(entries):
             entry = some[-1]
             name, id_ = str(entry["process_group"][0]), (backend, str(entry["pg_id"]))
-            if int(entry["time_created_ns"]) < self._noted["again"].get(name, 0):
+            if name in self._gone or int(entry["time_created_ns"]) < self._noted["again"].get(name, 0):
                 self._names[id_] = _GONE
                 continue
             wait = self._wait(backend, entry, some)
@@ -154,7 +155,7 @@ class _Reading:
             record.begun[wait.key] = max(record.begun.get(wait.key, 0), wait.number)
             record.timeout = min(record.timeout, wait.timeout)
             record.latest += [(wait.key, wait.number, wait.operation)] if wait.number else []
-            if is_followed and not entry["retired"] and name not in self._noted["closed"]:
+            if is_followed and not entry["retired"]:
                 record.waits.setdefault(wait.key, wait)
         del record.latest[:-LATEST]
         if entries and entries[0]["record_id"]:
@@ -165,7 +166,7 @@ class _Reading:
         for id_, count in status.items():
             name = self._names.get((backend, id_))
             self.record.is_whole = self.record.is_whole and name is not None
-            if name not in (None, _GONE):
+            if name is not None and name not in self._gone:
                 key = Wait(self._rank, name, self._members.get(name, ""), "", 0, 0.0, backend).key
                 self.record.begun.setdefault(key, max(0, count))
 
@@ -203,7 +204,7 @@ def ask(path: Path, what: str, seconds: float) -> bytes | None:
 
 def _read(rank: int, path: Path, names: Names) -> RankRecord | None:
     noted = _parsed(groups_file(path).read_bytes)
-    questions = noted.get("recorders", _ANY)
+    questions = noted.get("recorders") or _ANY
     until = time.monotonic() + READ_SECONDS
     dumps: dict[str, dict[str, Any]] = {}
     for name in filter(questions.get, questions):

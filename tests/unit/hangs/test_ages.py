@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,13 +23,19 @@ def late(
     return [wait.age for wait in ages.see(some, running, silent, now) if wait.is_late]
 
 
-def first_late(ages: Ages, wait: Wait | None, times: Iterable[int]) -> float | None:
+def first_late(ages: Ages, wait: Wait | None, times: Iterable[int], **answers: Any) -> float | None:
     """When a wait is too long."""
-    return next((now for now in times if late(ages, float(now), *([wait] if wait is not None else []))), None)
+    return next((now for now in times if late(ages, now, *filter(None, [wait]), **answers)), None)
 
 
-def test_a_wait_is_too_long_at_the_floor_and_after_longer_ones_at_five_times_those_up_to_the_ceiling() -> None:
-    ages = Ages(floor=60, ceiling=600, began=0.0)
+@pytest.fixture
+def ages() -> Ages:
+    return Ages(floor=60, ceiling=600, began=0.0)
+
+
+def test_a_wait_is_too_long_at_the_floor_and_after_longer_ones_at_five_times_those_up_to_the_ceiling(
+    ages: Ages,
+) -> None:
     assert first_late(ages, waits(1), range(10, 200, 10)) == 70, "since it was seen first"
     assert late(ages, 200.0, waits(2, 200.0)) == []
     assert late(ages, 290.0, waits(2, 200.0)) == [], "the one before lasted 60 s at least, so that 300 are too long"
@@ -54,24 +61,21 @@ def test_a_wait_is_as_old_as_its_source_says_also_where_nobody_has_looked() -> N
     assert late(ages, 5030.0, waits(1, 5029.0, timeout=600.0)) == [], "the same number, of another group of that name"
 
 
-def test_a_wait_is_the_same_whatever_its_operation_is_called_at_one_look() -> None:
+def test_a_wait_is_the_same_whatever_its_operation_is_called_at_one_look(ages: Ages) -> None:
     """What a rank of Horovod's waits in is in its stack, which it cannot always show."""
-    ages = Ages(floor=60, ceiling=600, began=0.0)
     late(ages, 10.0, replace(waits(4), operation="allreduce"))
     [wait] = ages.see([replace(waits(4), operation="a collective")], [0], [], 50.0)
     assert (wait.age, wait.operation) == (40.0, "a collective")
 
 
-def test_each_wait_has_its_own_clock() -> None:
+def test_each_wait_has_its_own_clock(ages: Ages) -> None:
     """A thread of rank 0's exchanges something in a group of its own all the time."""
-    ages = Ages(floor=60, ceiling=600, began=0.0)
     for now in range(10, 60, 10):
         assert late(ages, now, waits(1, 1.0), waits(now, now - 1.0, group="side")) == []
     assert late(ages, 61.0, waits(1, 1.0), waits(61, 60.0, group="side")) == [60]
 
 
-def test_a_rank_that_does_not_answer_is_where_it_was_and_one_that_has_returned_waits_no_more() -> None:
-    ages = Ages(floor=60, ceiling=600, began=0.0)
+def test_a_rank_that_does_not_answer_is_where_it_was_and_one_that_has_returned_waits_no_more(ages: Ages) -> None:
     late(ages, 10.0, waits(1), waits(1, rank=1))
     assert late(ages, 40.0, silent=[0, 1]) == []
     assert late(ages, 75.0, waits(1), running=[0], silent=[]) == [65], "rank 1 has returned, and its wait with it"
@@ -80,8 +84,7 @@ def test_a_rank_that_does_not_answer_is_where_it_was_and_one_that_has_returned_w
 
 
 @pytest.mark.parametrize("since", [0.0, 1.0], ids=["by looks", "by its source"])
-def test_a_pause_of_the_machine_is_nobodys_wait(since: float) -> None:
-    ages = Ages(floor=60, ceiling=600, began=0.0)
+def test_a_pause_of_the_machine_is_nobodys_wait(ages: Ages, since: float) -> None:
     late(ages, 1.0, waits(1, since))
     ages.shift(20.0, 9980.0)  # a laptop that was shut from then on
     assert late(ages, 10_000.0, waits(1, since)) == []
@@ -119,8 +122,7 @@ def test_a_wait_in_a_call_of_which_nothing_is_recorded_is_told_after_ten_minutes
     assert first_late(Ages(floor=None, ceiling=7200, began=0.0), call, range(100, 2000, 30)) == 700
 
 
-def test_how_long_the_calls_of_a_start_take_says_nothing_of_collectives() -> None:
-    ages = Ages(floor=60, ceiling=600, began=0.0)
+def test_how_long_the_calls_of_a_start_take_says_nothing_of_collectives(ages: Ages) -> None:
     late(ages, 100.0, Wait(0, "", "0-1", "init_process_group", 0, 10.0, CALL))
     late(ages, 110.0)
     assert (ages.limit(waits(1)), ages.limit(Wait(0, "", "0-1", "new_group", 0, 110.0, CALL))) == (60, 450)
@@ -131,36 +133,32 @@ def at(step: int, *, is_saving: bool = False) -> Wait | None:
     return Steps((step, 0), step, is_saving=is_saving).wait(0)
 
 
-def test_a_step_is_too_long_at_five_times_the_longest_of_the_round_and_the_first_only_at_the_ceiling() -> None:
-    assert first_late(Ages(floor=60, ceiling=600, began=0.0), at(1), range(0, 700, 10)) == 600
-    ages = Ages(floor=60, ceiling=600, began=0.0)
-    for now in range(0, 100, 20):
-        late(ages, now, *filter(None, [at(1 + now)]))
-        late(ages, now + 10, *filter(None, [at(1 + now)]))
-    assert first_late(ages, at(81), range(100, 300, 10)) == 180
+def walked(floor: float | None, seconds: int, until: int, **answers: Any) -> Ages:
+    """Through steps of so many seconds, looked at each ten."""
+    ages = Ages(floor=floor, ceiling=600, began=0.0)
+    for now in range(0, until, 10):
+        first_late(ages, at(1 + now // seconds), [now], **answers)
+    return ages
+
+
+def test_a_step_is_too_long_at_five_times_the_longest_of_the_round_and_the_first_only_at_the_ceiling(
+    ages: Ages,
+) -> None:
+    assert first_late(ages, at(1), range(0, 700, 10)) == 600
+    assert first_late(walked(60, 20, 100), at(5), range(100, 300, 10)) == 180
 
 
 def test_without_a_floor_a_step_is_told_of_at_the_ceiling_and_without_steps_never() -> None:
-    ages = Ages(floor=None, ceiling=600, began=0.0)
-    for now in range(0, 30, 10):
-        late(ages, now, *filter(None, [at(1 + now)]))
-    assert first_late(ages, at(21), range(30, 700, 10)) == 620
+    assert first_late(walked(None, 10, 30), at(3), range(30, 700, 10)) == 620
     assert Steps().wait(0) is None
 
 
 def test_how_long_steps_take_is_known_of_ranks_that_have_no_recorder() -> None:
-    ages = Ages(floor=60, ceiling=600, began=0.0)
-    for now in range(0, 60, 20):
-        late(ages, now, *filter(None, [at(1 + now)]), silent=[0])
-    found = [now for now in range(60, 300, 10) if late(ages, now, *filter(None, [at(41)]), silent=[0])]
-    assert found[0] == 40 + 5 * 20
+    assert first_late(walked(60, 20, 60, silent=[0]), at(3), range(60, 300, 10), silent=[0]) == 40 + 5 * 20
 
 
 def test_a_save_is_no_part_of_a_step() -> None:
-    assert at(21, is_saving=True) is None
-    ages = Ages(floor=60, ceiling=600, began=0.0)
-    for now in range(0, 30, 10):
-        late(ages, now, *filter(None, [at(1 + now)]))
-    for now in range(30, 530, 10):
-        late(ages, now)
-    assert first_late(ages, at(21), range(530, 700, 10)) == 590
+    assert at(3, is_saving=True) is None
+    ages = walked(60, 10, 30)
+    assert first_late(ages, None, range(30, 530, 10)) is None
+    assert first_late(ages, at(3), range(530, 700, 10)) == 590

@@ -37,6 +37,8 @@ dist.all_reduce(torch.ones(3))
 dist.new_group([0], group_desc="mine")
 dist.destroy_process_group(dist.new_group([0]))
 print("ready", flush=True)
+sys.stdin.readline()
+dist.destroy_process_group()
 sys.stdin.read()
 """
 LATE = IN_GROUPS.replace("evidence.follow(socket)\n", "").replace(
@@ -59,7 +61,7 @@ def started(directory: Path, script: str) -> AbstractContextManager[subprocess.P
 @pytest.mark.processes
 @pytest.mark.parametrize("script", [IN_GROUPS, LATE], ids=["torch is there", "torch is imported later"])
 def test_a_rank_notes_its_groups_and_who_records_them_and_torch_answers(short_dir: Path, script: str) -> None:
-    with started(short_dir, script):
+    with started(short_dir, script) as process:
         socket = short_dir / "s.fr"
 
         def noted() -> dict[str, Any]:
@@ -74,6 +76,12 @@ def test_a_rank_notes_its_groups_and_who_records_them_and_torch_answers(short_di
         assert found[0].begun == {"gloo 0 0": 1}
         assert found[0].is_whole
         assert recorders.stack(socket)[0].file == "<string>"
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        until(lambda: not noted()["groups"], "all are closed")
+        found = recorders.read({0: socket}, {})
+        assert (found[0].begun, found[0].is_whole) == ({}, True), "whatever it was in before"
 
 
 def blocks(thread: Path, number: int) -> bool:

@@ -96,12 +96,12 @@ AGAIN, GROUPS = {"again": {"0": 5 * 10**9}}, {"groups": {"0": "0-2", "2": "0,1",
         (dump(*EARLIER), AGAIN, {}, "whole"),
         (dump(*EARLIER, LATER, _0=3, _2=1), AGAIN, {}, "all_reduce of Float[3] (#1 of group 0); gloo 0 0-2: 1; whole"),
         (dump(OF_9, _0=3, _2=4, _3=7), AGAIN, {"0": "\0", "2": "0"}, "gloo 9 : 7; gloo 0 0-2: 4; whole"),
-        # What was given up in a group that is closed is never noted as ended.
+        # What was given up in a group that is closed is never noted as ended; one of its name may be made again.
         (
             dump(OF_CLOSED, REDUCES),
             {"closed": ["3"]},
             {},
-            "all_reduce of Float[3] (#2 of group 0); gloo 3 : 1; gloo 0 0-2: 2; whole",
+            "all_reduce of Float[3] (#2 of group 0); gloo 0 0-2: 2; whole",
         ),
         # Messages are counted as operations of the group that have ended; its collectives are numbered without them.
         (
@@ -113,6 +113,7 @@ AGAIN, GROUPS = {"again": {"0": 5 * 10**9}}, {"groups": {"0": "0-2", "2": "0,1",
         # A group whose entries have left the ring is known by its name, or not at all.
         (FULL, GROUPS, {"0": "0", "1": "2"}, "gloo 3 1,2: 10; gloo 0 0-2: 5; gloo 2 0,1: 40; whole"),
         (FULL, GROUPS, {"0": "0"}, "gloo 3 1,2: 10; gloo 0 0-2: 5"),
+        (FULL, {**GROUPS, "closed": ["9"]}, {"0": "0", "1": "9"}, "gloo 3 1,2: 10; gloo 0 0-2: 5; whole"),
     ],
 )
 def test_what_counts_of_groups_that_are_not_there_any_more(
