@@ -361,8 +361,7 @@ def _is_behind(one: Snapshot, first: Wait) -> bool:
 
 def _is_silent(one: Snapshot, first: Wait) -> bool:
     """Whether it does not say what it waits in; Horovod's waits the rank's page has."""
-    is_told = first.source == HOROVOD or one.is_whole
-    return not is_told and (first.source == CALL or _begun(one, first) is None)
+    return not one.is_whole and first.source != HOROVOD and _begun(one, first) is None
 
 
 def _begun(one: Snapshot, first: Wait) -> int | None:

@@ -380,6 +380,7 @@ VERDICTS: dict[str, tuple[list[Snapshot], str]] = {
         [for_horovod(0, 20, operation="allgather"), for_horovod(1, 26, operation="allgather")],
         "unnamed : … rank 0 waits in allgather (#20 of group Horovod), rank 1 waits in allgather (#26 of",
     ),
+    "it has waited for none": ([for_horovod(0, 4, "w"), elsewhere(1, **SILENT)], "missing 1: … 90 s, is_endless]"),
     "it does not wait": ([for_horovod(0, 4, "w"), not_for_horovod(1), for_horovod(2, 4, "w")], "missing 1:"),
     "who waits by waking": ([waits(0, cpu=0.14), elsewhere(1, cpu=0.56, threads=(ADDS_PROCESS_SET,))], "missing 1:"),
     "and who was called by that": ([waits(0), elsewhere(1, cpu=0.56, threads=(ADDS_PROCESS_SET[::-1],))], "slow 1:"),
