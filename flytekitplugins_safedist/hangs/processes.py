@@ -120,13 +120,18 @@ def _sockets() -> dict[str, tuple[int, str]]:
             kernel.send(struct.pack("=IHHII", 16 + len(request), 20, 0x301, 0, 0) + request)
             kind = _DONE + 1
             while kind > _DONE:
-                data = kernel.recv(1 << 17)
-                while len(data) >= 16 and kind > _DONE:
-                    length, kind = struct.unpack_from("=IH", data)
+                for kind, message in _parts(kernel.recv(1 << 17), "=IH"):
                     if kind > _DONE:
-                        found.update([_socket(data[16:length])])
-                    data = data[(length + 3) & ~3 :]
+                        found.update([_socket(message[16:])])
     return found
+
+
+def _parts(data: bytes, head: str) -> Iterator[tuple[int, bytes]]:
+    """Of what the kernel says, each with its kind: its length and that are the head of it."""
+    while len(data) >= struct.calcsize(head):
+        length, kind = struct.unpack_from(head, data)
+        yield kind, data[:length]
+        data = data[max(4, (length + 3) & ~3) :]
 
 
 def _socket(message: bytes) -> tuple[str, tuple[int, str]]:
@@ -135,12 +140,8 @@ def _socket(message: bytes) -> tuple[str, tuple[int, str]]:
     ip = ipaddress.ip_address(message[24 : 24 + size])
     other = str(getattr(ip, "ipv4_mapped", None) or ip)
     (port,), (unacknowledged, _, inode) = struct.unpack_from(">H", message, 6), struct.unpack_from("=III", message, 60)
-    rest, data = message[72:], 0
-    while len(rest) >= 4:
-        length, kind = struct.unpack_from("=HH", rest)
-        if kind == _DIAG_INFO and length >= 4 + 136:  # tcpi_bytes_acked, tcpi_bytes_received
-            data = sum(struct.unpack_from("=QQ", rest, 4 + 120))
-        rest = rest[max(4, (length + 3) & ~3) :]
+    infos = [part for kind, part in _parts(message[72:], "=HH") if kind == _DIAG_INFO and len(part) >= 4 + 136]
+    data = sum(sum(struct.unpack_from("=QQ", info, 4 + 120)) for info in infos)  # tcpi_bytes_acked, tcpi_bytes_received
     peer = f"[{other}]:{port}" if ":" in other else f"{other}:{port}"
     peer += f" ({unacknowledged} bytes not acknowledged)" if unacknowledged else ""
     return f"socket:[{inode}]", (data, peer)

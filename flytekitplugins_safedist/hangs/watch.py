@@ -183,7 +183,10 @@ class Watch:
             call = self._call(each, record, stack, self._since(each.rank, marks))
             recorded = record.waits.values() if record is not None else ()
             waits += [*recorded, *filter(None, (call, each.steps.wait(each.rank)))]
-        self._note_unwatched(records.values())
+        unwatched = {name for record in records.values() for name in record.unwatched} - self._unwatched
+        for backend in sorted(unwatched):
+            logger.warning(f"hangs in collectives of {backend} are not found: this torch does not record them")
+        self._unwatched |= unwatched
         running = {each.rank for each in ranks}
         return self._ages.see(waits, running, running - records.keys(), time.time())
 
@@ -206,11 +209,6 @@ class Watch:
         if what not in self._marks or self._marks[what][0] != marks:
             self._marks[what] = marks, time.time()
         return self._marks[what][1]
-
-    def _note_unwatched(self, records: Iterable[RankRecord]) -> None:
-        for backend in sorted({name for record in records for name in record.unwatched} - self._unwatched):
-            self._unwatched.add(backend)
-            logger.warning(f"hangs in collectives of {backend} are not found: this torch does not record them")
 
 
 def _cut(threads: Sequence[Stack], world_size: int) -> tuple[Stack, ...]:
