@@ -36,7 +36,7 @@ LATEST = 16
 """Operations of each rank, for who has called which in the place of another."""
 
 _ANY = {"gloo": "fr_trace_json", "nccl": "dump_nccl_trace_json"}
-"""What to ask a rank that is in no group, as far as it has noted."""
+"""What to ask a rank that has noted no groups yet."""
 
 _ENDS = re.compile(r"\d+")
 _MOST_AT_ONCE = 16
@@ -116,7 +116,7 @@ def merge(rank: int, noted: Mapping[str, Any], dumps: Mapping[str, Any], names: 
         names: of its groups, as far as they are known; added to.
     """
     reading = _Reading(rank, {**_NOTHING, **noted}, names)
-    reading.record.is_whole = bool(dumps)
+    reading.record.is_whole = bool(dumps) or noted.get("recorders") == {}  # it is in no group any more
     for backend, dump in dumps.items():
         reading.take(backend, dump)
     return reading.record
@@ -204,7 +204,7 @@ def ask(path: Path, what: str, seconds: float) -> bytes | None:
 
 def _read(rank: int, path: Path, names: Names) -> RankRecord | None:
     noted = _parsed(groups_file(path).read_bytes)
-    questions = noted.get("recorders") or _ANY
+    questions = noted.get("recorders", _ANY)
     until = time.monotonic() + READ_SECONDS
     dumps: dict[str, dict[str, Any]] = {}
     for name in filter(questions.get, questions):

@@ -28,44 +28,31 @@ def failed(warm: Warm, files: Path, how: str, environment: dict[str, str], task:
     return warm.run(f"job_gpus:{task}", files, environment={"TEST_HOW": how, **environment}, kind="execute")
 
 
+REPORTED = {
+    "xid 79": "Xid 79: GPU has fallen off the bus",
+    "lost": "Xid 79: GPU has fallen off the bus",
+    "xid 48": "Xid 48: double-bit ECC error",
+    "xid 74": "Xid 74: NVLink error",
+    "xid 119, aborts": "Xid 119: GSP RPC timeout",
+    "xid 31": "Xid 31: GPU memory page fault (an illegal address)",
+}
+
+
 @pytest.mark.parametrize(
-    ("how", "what"),
+    "how",
     [
-        pytest.param(
-            "xid 79",
-            "Xid 79: GPU has fallen off the bus",
-            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuFallenOffBus", imitated=True),
-        ),
-        pytest.param(
-            "lost",
-            "Xid 79: GPU has fallen off the bus",
-            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuFallenOffBus", imitated=True),
-        ),
-        pytest.param(
-            "xid 48",
-            "Xid 48: double-bit ECC error",
-            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuEccError", imitated=True),
-        ),
-        pytest.param(
-            "xid 74",
-            "Xid 74: NVLink error",
-            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuNvlinkError", imitated=True),
-        ),
-        pytest.param(
-            "xid 119, aborts",
-            "Xid 119: GSP RPC timeout",
-            marks=pytest.mark.end("GPU fault", "SYSTEM:GpuXidError", imitated=True),
-        ),
-        pytest.param(
-            "xid 31",
-            "Xid 31: GPU memory page fault (an illegal address)",
-            marks=pytest.mark.end("GPU program", "USER:GpuXidError", imitated=True),
-        ),
+        pytest.param("xid 79", marks=pytest.mark.end("GPU fault", "SYSTEM:GpuFallenOffBus", imitated=True)),
+        pytest.param("lost", marks=pytest.mark.end("GPU fault", "SYSTEM:GpuFallenOffBus", imitated=True)),
+        pytest.param("xid 48", marks=pytest.mark.end("GPU fault", "SYSTEM:GpuEccError", imitated=True)),
+        pytest.param("xid 74", marks=pytest.mark.end("GPU fault", "SYSTEM:GpuNvlinkError", imitated=True)),
+        pytest.param("xid 119, aborts", marks=pytest.mark.end("GPU fault", "SYSTEM:GpuXidError", imitated=True)),
+        pytest.param("xid 31", marks=pytest.mark.end("GPU program", "USER:GpuXidError", imitated=True)),
     ],
 )
 def test_the_error_names_the_gpu_and_what_it_has_reported(
-    warm, tmp_path: Path, how: str, what: str, environment, as_promised
+    warm, tmp_path: Path, how: str, environment, as_promised
 ) -> None:
+    what = REPORTED[how]
     ended = failed(warm, tmp_path / "job", how, environment)
     as_promised(ended)
     message = uploaded_error(ended).message

@@ -16,20 +16,8 @@ from flytekitplugins_safedist.coordinator.messages import HangNotice
 from flytekitplugins_safedist.errors import HangError
 from flytekitplugins_safedist.hangs.judge import Hang
 
-HANG = Hang(
-    kind="missing",
-    culprits=(3,),
-    waiting=(0,),
-    why="rank 3 does not come",
-    key="",
-    rank=3,
-    what="a collective",
-    seconds=400.0,
-    is_endless=False,
-    may_come=False,
-    step=7,
-    picture="the picture",
-)
+OF_HANG: dict[str, Any] = {"what": "a collective", "seconds": 400.0, "is_endless": False, "may_come": False, "step": 7}
+HANG = Hang("missing", (3,), (0,), "rank 3 does not come", "", 3, **OF_HANG, picture="the picture")
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,8 @@ def test_torchs_own_parser_reads_what_these_tests_are_made_of() -> None:
 def test_a_backend_that_torch_does_not_record_is_said_and_so_is_what_cannot_be_read() -> None:
     facts = {"recorders": {"gloo": "", "nccl": "dump_nccl_trace_json", "torch no longer has it": ""}}
     assert merge(1, facts, {"nccl": dump(_0=0)}, {}).unwatched == ("gloo", "torch no longer has it")
+    assert not merge(1, facts, {}, {}).is_whole
+    assert merge(1, {"recorders": {}, "closed": ["0"]}, {}, {}).is_whole, "it is in no group any more"
 
 
 def test_a_look_is_over_in_time_whatever_a_rank_does_not_answer(
