@@ -6,9 +6,11 @@ import ctypes
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,6 +102,17 @@ def test_an_event_of_a_gpu_that_is_lost_is_known_by_its_handle(gpus: Gpus) -> No
             "Xid 119: GSP RPC timeout",
             "Xid 79: GPU has fallen off the bus",
         ]
+
+
+def test_a_driver_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=answers.wait))
+    monkeypatch.setattr("flytekitplugins_safedist.hangs.gpus.ANSWER_SECONDS", 0.01)
+    with watched() as (watch, _):
+        monkeypatch.setattr("flytekitplugins_safedist.hangs.gpus.ANSWER_SECONDS", 3600.0)
+        watch.look()
+        assert watch.usage() == ()
+        answers.set()
 
 
 def test_a_driver_that_is_not_loaded_is_no_trouble(gpus: Gpus, caplog: pytest.LogCaptureFixture) -> None:
