@@ -397,10 +397,10 @@ def hand_out(state: MutableMapping[str, Any], trees: Mapping[str, Any]) -> list[
     names, before = _in_order(trees, state), dict[str, dict[str, Any]]()
 
     def load(*, of_models: bool) -> None:
+        if not of_models:  # before any object may change what lies in a model's own memory by now
+            before.update({name: _contents(name, trees[name], {}) for name in names if is_trained(state[name])})
         for name in names:
             if _is_of_models(name, state) == of_models:
-                if is_trained(state[name]):
-                    before[name] = _contents(name, trees[name], {})
                 _load(name, state, trees[name])
 
     def read_back() -> None:

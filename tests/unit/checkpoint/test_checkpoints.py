@@ -9,7 +9,7 @@ import signal
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,11 +255,19 @@ def test_a_save_that_fails_is_said_and_raised_at_the_end_and_what_was_committed_
         ckpt.save(2, fresh(2), force=True)
         with pytest.raises(OSError, match="No space left"):
             ckpt.wait()
+        with suppress(ZeroDivisionError), Checkpoints(place, every=None) as other:
+            other.save(2, fresh(2), force=True)
+            raise ZeroDivisionError  # the user's own, which is not hidden by that
     assert "the save of step 2 failed, what was committed before stays: [Errno 28] No space left" in caplog.text
     assert resumed(place) == (2, 1.0, 1)
     ckpt.save(2, fresh(2), force=True)  # the same again
     ckpt.wait()
     assert resumed(place) == (3, 2.0, 2)
+
+
+def test_different_steps_are_not_saved_together(place):
+    with pytest.raises(CheckpointError, match="seen: rank 0: 1, rank 1: 2"):
+        Checkpoints(place)._open([1, 2])
 
 
 def test_names_that_differ_are_refused_and_nothing_is_loaded(three):
@@ -632,6 +640,26 @@ class Unlike(torch.nn.Module):
 def test_a_model_that_loads_something_else_than_was_saved_is_an_error_that_names_it(place):
     with pytest.raises(CheckpointError, match=r"not what was saved: it is not safe to go on \[state=model.weight\]"):
         moved(place, {"model": Unlike()}, {"model": Unlike()})
+
+
+class Begins:
+    """What sets a value anew as it is loaded: a trainer, say."""
+
+    def __init__(self, sets=bool):
+        self.load_state_dict = lambda _: sets()
+
+    def state_dict(self):
+        return {"epoch": 7}
+
+
+def test_what_an_object_sets_as_it_is_loaded_is_as_it_was_saved_or_an_error(place):
+    state = fresh(5)
+    groups = state["optimizer"].state_dict()["param_groups"]
+    sets = Begins(lambda: state["optimizer"].param_groups[0].update(lr=3.0))
+    moved(place, {**state, "trainer": Begins()}, {**state, "trainer": sets})
+    assert state["optimizer"].state_dict()["param_groups"] == groups
+    with pytest.raises(CheckpointError, match=r"not what was saved: it is not safe to go on \[state=model.weight\]"):
+        Checkpoints(place).restore({**state, "trainer": Begins(state["model"].weight.data.zero_)})
 
 
 class Keeps(torch.nn.Module):
