@@ -99,7 +99,7 @@ class NodePolicy:
         if course.news and is_news and not self.status.leaving:
             self._out.append(Say(course.news))
         self._want, self._cut = want, None
-        if course.verdict is None or self.end is None:
+        if self.end is None:
             self._ends_at = now + self.rules.upload + self.rules.heartbeat
         self.end = course.verdict
         self._say(leader=course.leader, leader_memory=course.memory)
@@ -126,34 +126,30 @@ class NodePolicy:
         """What the coordinator alone acts on, as fields of the status: an offer; that a rank listens; the answer to
         :class:`.actions.CallRanks` (``floor``); the save that all ranks here have made, or have nothing to; the look of
         which the picture is where the coordinator is."""
-        self._wake(now)
         self._say(**facts)
         return self._acts(now)
 
     def on_failure(self, cause: Cause, now: float) -> list[Action]:
         """A rank has failed. It is said at once, before anything is ended or measured; what may only be an echo has a
         moment in which its cause may show."""
-        self._wake(now)
         phase = self.status.phase
         if (self._has_ranks or phase == "returned") and cause.round == self.status.round:
             self._note(self.books.noting(Outcome(cause.round, cause)))
             if phase == "returned":  # one that had returned holds up the others
                 self._say(phase="idle")
-            elif cause.echo and self._end_at is None and self.status.phase == "running":
-                self._end_at = now + self.rules.settle
             elif not cause.echo:
                 self._end_ranks()
+            elif self._end_at is None:
+                self._end_at = now + self.rules.settle
         return self._acts(now)
 
     def on_left(self, now: float) -> list[Action]:
         """All ranks of this node have come back from the function, and are about to end."""
-        self._wake(now)
         self._has_left = True
         return self._acts(now)
 
     def on_return(self, ranks: tuple[int, ...], now: float, report: str = "") -> list[Action]:
         """All ranks of this node have returned; or its checks are done."""
-        self._wake(now)
         if self.status.phase == "running":
             self._has_ranks = self._has_left = False
             self._say(phase="returned", ranks_returned=ranks, report=report, stall=0.0)
@@ -161,14 +157,12 @@ class NodePolicy:
 
     def on_quiet(self, ranks_returned: tuple[int, ...], now: float) -> list[Action]:
         """No rank is left here, after a failure or :class:`.actions.EndRanks`."""
-        self._wake(now)
         self._has_ranks, self._end_at = False, None
         self._say(phase="idle", ranks_returned=ranks_returned, stall=0.0)
         return self._acts(now)
 
     def on_ask(self, now: float) -> list[Action]:
         """A rank wants all ranks to save, or such a save is due: after the save that is being made, if one is."""
-        self._wake(now)
         save, answered = self._save, self.status.floor.call  # also while the leader is not heard
         self._say(asks=1 + max(answered, save.call if save is not None else 0))
         return self._acts(now)
@@ -176,14 +170,12 @@ class NodePolicy:
     def on_stall(self, seconds: float, now: float, *, is_urgent: bool = True) -> list[Action]:
         """For so long a rank has waited, which is suspicious; 0.0: none does any more. ``is_urgent``: that wait will be
         ended, by a library or for the user."""
-        self._wake(now)
         if self.status.phase == "running":
             self._say(stall=seconds, is_urgent=is_urgent)
         return self._acts(now)
 
     def on_memory(self, memory: Memory, now: float) -> list[Action]:
         """What the container uses. It is said when it comes near its limit, or leaves that again."""
-        self._wake(now)
         before = self.status.memory
         if before is None or before.is_full != memory.is_full or before.limit != memory.limit:
             self._say(memory=memory)
@@ -193,7 +185,6 @@ class NodePolicy:
     def on_stop(self, why: str, at: float, now: float, *, stays: bool) -> list[Action]:
         """This process was told to stop *at* some moment; ``stays``: for a save by all ranks, where they run. A leader
         that uploads does that first."""
-        self._wake(now)
         if self._verdict is not None:
             self._out.append(Say(f"{why}: the upload is finished first"))
         if self._verdict is not None or self._exit is not None or self._stay is not None:
@@ -222,7 +213,7 @@ class NodePolicy:
             self._leave("neither the leader nor the store can be reached from here", now)
         if self._verdict is not None and now - self._verdict_since > rules.upload:
             self._leave_undecided("the verdict could not be uploaded: the store is away")
-        elif self.end is not None and not self.leads and self._cut is None and now > self._ends_at:
+        elif self.end is not None and now > self._ends_at:
             self._leave_undecided("the leader has not uploaded the verdict in time")
         if now - self._looked > self._between_looks:
             self._look(now)
@@ -303,8 +294,7 @@ class NodePolicy:
                 self._exit_when_quiet(UNDECIDED, want.leave)
             else:
                 self._follow(want, now)
-        stays = self._stay is not None and self._exit is None and self._verdict is None
-        if stays and self._stay is not None and self._need_not_stay(now, self._stay[0]):
+        if self._stay and not (self._exit or self._verdict) and self._need_not_stay(now, self._stay[0]):
             why, self._stay = self._stay[1], None
             self._leave(why, now)
         if self._exit is None and self.leads and self.status.cannot is None and self._verdict is None:

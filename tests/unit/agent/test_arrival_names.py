@@ -14,6 +14,7 @@ from flytekitplugins_safedist.agent.membership import Membership
 from flytekitplugins_safedist.config.registered import Registered
 from flytekitplugins_safedist.coordinator.messages import Want
 from flytekitplugins_safedist.coordinator.ports import ReservedPort
+from flytekitplugins_safedist.coordinator.rules import Rules
 from flytekitplugins_safedist.errors import LaunchTimeoutError
 from flytekitplugins_safedist.rank.task_context import IN_POD
 from flytekitplugins_safedist.topology import Endpoint, Topology
@@ -41,6 +42,16 @@ def test_two_tasks_of_one_execution_are_two_jobs_and_all_nodes_of_one_have_its_n
 def test_an_attempt_that_is_not_a_number_is_not_taken_for_the_first():
     with pytest.raises(ValueError, match="second"):
         run_id(SNAPSHOT, {"FLYTE_ATTEMPT_NUMBER": "second"})
+
+
+def test_a_job_goes_by_what_its_user_has_set():
+    times = {"rendezvous": 101.0, "heartbeat": 20.0, "stop": 4.0, "preemption": 7.0, "upload": 50.0}
+    checks = {"action": "fail", "slow": 0.5, "timeout": 120.0}
+    numbers = {"max_restarts": 3, "max_replacements": 4}
+    settings = Registered.from_env(registered(nodes="2:4", preflight=checks, timeouts=times, **numbers))
+    assert settings is not None
+    rules = Attempt(Topology(None, 2, 4, 1, Endpoint("here", 1), "a test"), settings, SNAPSHOT, "run").rules()
+    assert rules == Rules("run", 2, 4, is_fixed=False, checks=True, last_call=10.0, renew=20.0, **numbers, **times)
 
 
 def test_what_keeps_a_pod_from_coming_is_said_to_who_waits_for_it(monkeypatch):
