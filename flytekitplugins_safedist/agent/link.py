@@ -218,11 +218,10 @@ class Link:
                 self.put(wire.beat(time.monotonic()))
 
     def _send(self, sock: socket.socket, frame: bytes) -> None:
-        if sock is self._sock:  # what is left of a connection that was lost was said to nobody
-            try:
-                sock.sendall(frame)
-            except OSError:
-                _shut(sock)  # part of a frame may be on its way: nothing may follow it there
+        try:
+            sock.sendall(frame)
+        except OSError:  # it is closed, say: what is left of a connection that was lost was said to nobody
+            _shut(sock)  # part of a frame may be on its way: nothing may follow it there
 
     def _listen(self, sock: socket.socket) -> str:
         """Take in what the leader says until it is lost, and why it is."""

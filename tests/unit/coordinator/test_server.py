@@ -266,6 +266,35 @@ def test_a_leader_that_dies_as_it_answers_is_lost_like_any_other() -> None:
         link.close()
 
 
+@pytest.mark.parametrize("it", ["is the job's no more", "is frozen, and replaced", "is frozen, and one of two"])
+def test_a_leader_that_is_none_any_more_is_left_for_where_the_name_leads(monkeypatch, it) -> None:
+    for name in ("_LONGEST_PAUSE", "_TURN"):
+        monkeypatch.setattr(link_module, name, 0.02)
+    monkeypatch.setattr(link_module, "whereabouts", lambda _: there)
+    there, inbox = ("127.0.0.1", "127.0.0.2"), queue.SimpleQueue[object]()
+    with socket.create_server((there[0], 0)) as old, socket.create_server((there[1], old.getsockname()[1])) as new:
+        old.settimeout(30)
+        new.settimeout(30)
+        link = Link(replace(RULES, heartbeat=600), Endpoint("node-0", old.getsockname()[1]), inbox=inbox)
+        link.begin(status())
+        connection, _ = old.accept()
+        if it != "is frozen, and one of two":
+            there = ("127.0.0.2",)
+        if it == "is the job's no more":
+            connection.sendall(wire.beat(1.0))
+            until(lambda: link._sock, "it is heard")
+            link.drop()
+            heard(inbox, LinkLost)
+            link.begin(status())
+        found, _ = new.accept()
+        link.close()
+        old.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            old.accept()
+        for each in (connection, found):
+            each.close()
+
+
 @pytest.mark.usefixtures("looks_often")
 def test_that_dns_fails_is_no_word_of_where_a_leader_is_that_is_slow_to_answer(monkeypatch) -> None:
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
