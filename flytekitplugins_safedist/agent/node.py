@@ -90,8 +90,6 @@ class NodeAgent(Loop):
         self._checks: Checks | None = None
         self._disk = DiskWatch(plan.limit)
         self._start: StartRanks | None = None  # what this node does in the round
-        self._failures = 0  # of the round's ranks, as told
-        self._blamed: RankOutcome | None = None  # that this agent, and not a rank, has found
         self._checked = self._memory_due = 0.0
         self._told_to_stop: Signalled | None = None
         self._port: ReservedPort | None = None
@@ -182,16 +180,16 @@ class NodeAgent(Loop):
 
     def _note_failures(self, ranks: Ranks) -> None:
         """Say at once which rank has failed; where a collective has timed out, again with what the others did then."""
-        if ranks.failures == self._failures:
+        if ranks.failures == ranks.told:
             return
-        self._failures = ranks.failures
+        ranks.told = ranks.failures
         self._tell_failure(ranks)
         if any(outcome.timed_out for outcome in ranks.outcomes()) and not ranks.has_stacks:
             ranks.note_stacks()
             self._tell_failure(ranks)
 
     def _tell_failure(self, ranks: Ranks, *, measures: bool = False) -> RankOutcome | None:
-        blamed = () if self._blamed is None else (self._blamed,)
+        blamed = () if ranks.blamed is None else (ranks.blamed,)
         found = root_cause((*blamed, *ranks.outcomes()))
         if found is None:
             return None
@@ -218,7 +216,7 @@ class NodeAgent(Loop):
     def _fail(self, ranks: Ranks, found: RankOutcome) -> None:
         """A rank fails for what this agent has found, unless one has failed by itself until then: evidence of a hang is
         left in a store first."""
-        self._blamed = found
+        ranks.blamed = found
         ranks.poll()
         self._tell_failure(ranks)
 
@@ -253,7 +251,7 @@ class NodeAgent(Loop):
                 scratch.remove_rounds_before(plan.scratch, start.number)
             count = start.size * plan.settings.nproc_per_node
             logger.info(f"round {start.number}: {start.size} node(s) are there, {count} rank(s) start")
-        self._start, self._failures, self._blamed = start, 0, None
+        self._start = start
         self.report.rounds += 1
         self.report.node_rank = start.node_rank
         self.report.result, self.report.decks = None, ()
@@ -293,7 +291,7 @@ class NodeAgent(Loop):
         self._act(self.policy.on_quiet(returned, time.monotonic()))
 
     def _has_own_cause(self, ranks: Ranks) -> bool:
-        return self._blamed is not None or any(each.failed and not each.echo for each in ranks.outcomes())
+        return ranks.blamed is not None or any(each.failed and not each.echo for each in ranks.outcomes())
 
     def _patience(self) -> float:
         """Seconds that ranks with a handler of their own have, to save their work."""

@@ -74,7 +74,14 @@ class Ranks:
         plan: this node's.
         orders: one for each rank of this node, by local rank.
         show: takes blocks of whole lines of the ranks' output.
+
+    Attributes:
+        blamed: a failure that the agent, and not a rank, has found.
+        told: how many ranks have failed, as the job was told.
     """
+
+    blamed: RankOutcome | None = None
+    told = 0
 
     def __init__(
         self, plan: NodePlan, orders: Sequence[RankOrder], show: Callable[[str], object] = log_lines.to_stdout

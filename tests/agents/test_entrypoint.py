@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from flyteidl.core import errors_pb2
@@ -519,6 +520,8 @@ def test_limits_come_from_the_pods_variables():
     )
     assert options.deadline == 8
     assert (options.max_bytes, options.max_files, options.max_ratio) == (5, 6, 7.5)
+    job = SimpleNamespace(timeouts=SimpleNamespace(code=9.0))
+    assert [entrypoint.options_from(each, job).deadline for each in ({}, {"SAFEDIST_CODE_TIMEOUT": "8"})] == [9, 8]
 
 
 def test_every_wrong_limit_is_reported_at_once():

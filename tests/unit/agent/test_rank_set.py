@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flytekitplugins_safedist import SafeTorch, Timeouts
+from flytekitplugins_safedist import Logs, SafeTorch, Timeouts
 from flytekitplugins_safedist.agent import log_lines, memory
 from flytekitplugins_safedist.agent import rank_set as module
 from flytekitplugins_safedist.agent.rank_set import Ranks
@@ -224,6 +224,7 @@ def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(late_round, 
     assert "ranks have not begun the task's function in time [ranks=5] (seen: still importing" in text
     assert 'File "users.py", line 7 in <module>' in text
     assert late.failed
+    assert not late.raised.repeats, "another start may be quicker"
     assert ranks.late() is None, "it is told once"
 
 
@@ -232,6 +233,7 @@ def test_what_the_agent_has_found_can_be_caught_by_its_own_class_where_the_job_w
     ranks, *_ = round_
     found = ranks.blame(4, kind("the job does not move"))
     assert found.raised is not None
+    assert (found.raised.repeats, found.raised.is_agents) == (True, True)
     error = as_users(RankFailedError(describe(found)), found.raised)
     assert isinstance(error, kind)
     assert isinstance(error, RankFailedError)
@@ -253,6 +255,14 @@ def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_aga
         assert ranks.late() is None
         assert ranks.late() is None
     assert ranks.late() is not None
+
+
+def test_who_has_gone_on_from_the_debugger_has_all_the_time_for_a_start_again(round_):
+    ranks, _, orders = round_
+    ranks._start_deadline = 0.0
+    with open_page(orders[0].files.page).debugging():
+        assert ranks.late() is None
+    assert ranks.late() is None
 
 
 def test_a_crash_after_a_reported_success_takes_nothing_back(round_, caplog):
@@ -391,10 +401,35 @@ def test_a_log_that_is_not_read_is_waited_for_once(job, monkeypatch, caplog):
     ]
 
 
-def test_stopping_asks_each_rank_first_and_then_kills_all_that_it_started(round_):
-    ranks, processes, _ = round_
+@pytest.mark.parametrize("reported", [False, True])
+def test_stopping_asks_each_rank_first_that_has_not_reported_and_then_kills_all_that_it_started(round_, reported):
+    ranks, processes, orders = round_
+    if reported:
+        leave(orders[0], Status.SUCCEEDED)
+        ranks.poll()
     ranks.stop()
-    assert processes.signalled == [((100, 101), signal.SIGTERM), ((100, 101), signal.SIGKILL)]
+    asked = (101,) if reported else (100, 101)
+    assert processes.signalled == [(asked, signal.SIGTERM), ((100, 101), signal.SIGKILL)]
+
+
+@pytest.mark.parametrize(("patience", "catches", "seconds"), [(9, True, 9), (9, False, 0.01), (0, True, 0.01)])
+def test_a_rank_with_a_handler_has_the_longer_of_both_times(round_, monkeypatch, patience, catches, seconds):
+    ranks, given = round_[0], []
+    monkeypatch.setattr(module.cleanup, "catches", lambda *_: catches)
+    monkeypatch.setattr(ranks, "_end", lambda _, seconds, __: given.append(seconds))
+    ranks.stop(patience=patience)
+    assert given[0] == seconds
+
+
+def test_no_line_of_its_log_is_told_of_a_crash_where_none_is_asked_for(job):
+    orders, processes = [order_of(context, job) for context in contexts(job)], Processes()
+    ranks = made(processes, orders, planned(SafeTorch(nproc_per_node=2, logs=Logs(tail_lines=0))))
+    ranks.start(fork=True)
+    orders[0].log.write_text("a secret\n")
+    processes.to_come = [EndedRank(100, -signal.SIGSEGV, 1)]
+    ranks.poll()
+    assert [outcome.log_tail for outcome in ranks.outcomes()] == [()]
+    ranks.stop()
 
 
 def test_what_to_do_about_orders_that_cannot_be_written_is_said(job, monkeypatch):
