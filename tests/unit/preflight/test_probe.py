@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,3 +132,20 @@ def test_a_disk_is_measured_at_its_best(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_a_disk_that_cannot_be_written_has_no_speed(tmp_path: Path) -> None:
     assert probe._disk(tmp_path / "none") == 0.0
+
+
+def test_the_figure_of_a_matrix_product_is_its_operations_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_timed", lambda _: 0.5)
+    assert probe._computing(0) == {"matrix product, TFLOP/s:": {"": 2 * 1024**3 / 1e12 / 0.5}}
+
+
+def test_of_a_clock_it_is_known_how_far_it_is_ahead_and_how_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    here: Any = SimpleNamespace(left=lambda: 30.0, unreached={})
+    clock = iter([100.0, 104.0])
+    monkeypatch.setattr(probe, "time", SimpleNamespace(time=lambda: next(clock)))
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        dialled = pool.submit(Peers._dial, here, 0, f"127.0.0.1 {server.getsockname()[1]}")
+        with server.accept()[0] as caller:
+            caller.sendall(b"90.0")
+        dialled.result(30)
+    assert (here.unreached, here.ahead, here.slack) == ({}, 12.0, 2.0)
