@@ -105,6 +105,13 @@ def test_the_newest_is_resumed_and_the_next_step_returned_and_the_log_says_from_
     assert f"resumed from {three}/{directory(three, 3).name} in " in caplog.text
 
 
+def test_a_step_that_is_saved_is_not_saved_again(three):
+    there = saves.committed(store.Store(str(three)))
+    with Checkpoints(three, every=None) as ckpt:
+        ckpt.save(ckpt.restore(fresh()) - 1, fresh(3), force=True)
+    assert saves.committed(store.Store(str(three))) == there
+
+
 def test_a_second_run_goes_on_where_the_first_ended(place):
     trained = fresh(5)
     trained["model"](torch.ones(1, 2)).sum().backward()
@@ -934,6 +941,9 @@ def test_the_step_gone_back_to_stays_where_the_job_has_gone_on_since(place, of_j
             for step in range(first, first + 2):
                 ckpt.save(step, {"x": step})
     assert ckpt.steps() == [1, 7]
+    of_job("another")
+    for each in (Checkpoints(place), Checkpoints(place.parent / "other", resume_from=str(place))):
+        assert each.restore({"x": 0}, step=1) == 2, "what a job has saved since it went back is its own way"
 
 
 def test_where_the_newest_of_a_branch_is_damaged_its_job_goes_on_from_the_one_before(place, of_job):
