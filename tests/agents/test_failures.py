@@ -183,7 +183,7 @@ def test_an_exception_is_one_error_with_its_cause_the_users_frames_alone_and_the
     assert "line 2\n" not in text, "three lines were asked for"
     assert text.count("raised ValueError") == 1
     assert "rank 0" not in text
-    assert "innermost call first" not in ended.err, "where the others stand says nothing of this"
+    assert "innermost call first" not in ended.out, "where the others stand says nothing of this"
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,11 @@ def test_who_stood_still_has_its_time_afterwards():
     node.now += 100
     node.take(node.it.on_tick(node.now))
     assert node.status.phase == "running"
+    for node in (leader(), running()):
+        node.want(0, verdict=FAILED, runs=False)
+        node.take(node.it.on_quiet((), node.now))
+        node.now += RULES.upload + RULES.heartbeat + 1
+        assert act.Exit not in map(type, node.take(node.it.on_tick(node.now)))
 
 
 def until_it_gives_up(node: Node, sign: Sign | None, *, beats: bool = False) -> list[act.Action]:
@@ -362,6 +367,7 @@ def test_of_nodes_that_give_up_the_one_that_knows_the_cause_is_the_first():
     first, knows = running(replace(RULES, max_restarts=0)), running(replace(RULES, max_restarts=0), node=9)
     for node in (first, knows):
         node.take(node.it.on_disconnect("reset", node.now))
+    first.take(first.it.on_failure(ECHO, first.now))
     knows.take(knows.it.on_failure(OWN, knows.now))
     for node in (first, knows):
         node.wait(RULES.grace + 0.5)
@@ -401,7 +407,6 @@ def test_a_look_from_before_a_pause_says_nothing():
     node = Node()
     since = node.now
     node.now += 30
-    node.take(node.it.on_tick(node.now))
     assert node.look(is_decided=True, since=since) == []
 
 

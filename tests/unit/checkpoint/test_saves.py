@@ -53,3 +53,8 @@ def test_a_format_of_the_future_is_refused_by_its_name():
 
 def test_a_field_of_the_future_is_passed_over():
     assert Manifest.from_bytes(sealed(json.loads(MADE.to_bytes())["manifest"] | {"more": 1})) == MADE
+
+
+def test_the_last_save_of_this_life_stays_however_little_of_it_a_store_lists():
+    name = saves.new_name(1)
+    assert saves.surplus([(name, set())], 1, [name], None, ()) == []

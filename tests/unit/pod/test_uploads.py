@@ -235,18 +235,18 @@ def test_of_two_errors_the_first_stays_also_where_both_pods_had_found_none(
 def test_outputs_are_there_when_all_that_they_refer_to_is(
     prefix: Path, monkeypatch: pytest.MonkeyPatch, other: str, is_shared: bool
 ) -> None:
-    real, failures = FileAccessProvider._put, [PASSES, PASSES]
+    real, failures, was_there = FileAccessProvider._put, [PASSES, PASSES], set[bool]()
 
     async def put(self: Any, from_path: str, *args: Any, **kwargs: Any) -> Any:
         if Path(from_path, other).exists():  # flytekit puts a directory
-            assert not (prefix / "outputs.pb").exists()
+            was_there.add((prefix / "outputs.pb").exists())
             if failures:
                 raise failures.pop()
         return await real(self, from_path, *args, **kwargs)
 
     monkeypatch.setattr(FileAccessProvider, "_put", put)
     assert sorted(upload(prefix, {"outputs.pb": "", other: "x"}, is_shared=is_shared)) == sorted(["outputs.pb", other])
-    assert failures == []
+    assert (was_there, failures) == ({False}, [])
 
 
 def test_a_pod_that_is_alone_uploads_as_flytekit_does(prefix: Path) -> None:
