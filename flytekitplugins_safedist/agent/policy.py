@@ -325,7 +325,7 @@ class NodePolicy:
         if self._has_ranks and is_other:
             cause = course.books.last.cause
             self._end_ranks(shows_stacks=cause is not None and cause.is_timeout)
-        elif status.phase == "returned" and is_other and not is_success:
+        elif is_other and not is_success:
             self._say(phase="idle")
         if course.runs and want.node_rank < 0:
             self._hand_out_once(("waits", course.round), Say(self._why_it_waits(want)))

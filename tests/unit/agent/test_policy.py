@@ -224,9 +224,9 @@ def test_a_rank_that_has_returned_and_holds_up_the_others_is_a_failure_too():
 
 
 def test_where_a_collective_timed_out_the_others_show_where_their_ranks_stand():
-    node = running()
-    cause = replace(ECHO, is_timeout=True)
-    assert node.stop(books=Books(FIRST, 3).noting(Outcome(FIRST, cause))) == [act.EndRanks(shows_stacks=True)]
+    for is_timeout in (True, False):
+        node, cause = running(), replace(ECHO, is_timeout=is_timeout)
+        assert node.stop(books=Books(FIRST, 3).noting(Outcome(FIRST, cause))) == [act.EndRanks(is_timeout)]
 
 
 # --- a leader that cannot be heard ------------------------------------------------------------------------------------
@@ -492,6 +492,7 @@ def test_who_has_no_part_any_more_leaves_undecided_with_its_ranks_gone():
     node = running()
     assert node.want(leave="a new process has taken its place") == [act.EndRanks()]
     assert node.look(Sign(Leader(2, "z"), 1)) == []
+    assert node.run(SECOND) == []
     assert node.take(node.it.on_quiet((), node.now)) == [act.Exit(UNDECIDED, "a new process has taken its place")]
 
 
@@ -512,6 +513,7 @@ def test_a_pod_that_is_told_to_stop_stays_for_the_save_by_all_and_then_leaves():
 
 def test_a_connection_that_is_back_in_time_costs_a_pod_that_is_told_to_stop_no_save():
     node = running()
+    node.want(save=Save(1, is_urgent=False, step=3, is_done=True))
     node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True))
     node.want(save=Save(1, is_urgent=True))
     node.take(node.it.on_disconnect("reset", node.now))
@@ -562,6 +564,16 @@ def test_a_leader_whose_ranks_have_returned_stays_for_the_others_that_save_or_re
     assert bool(node.status.leaving) == leaves
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_pod_of_which_nobody_needs_anything_leaves_at_once(leads):
+    node = running(leads=leads, node=0)
+    node.take(node.it.on_return((0,), node.now))
+    if leads:
+        node.stop()
+    node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True))
+    assert node.status.leaving
+
+
 def test_a_lone_pod_that_is_told_to_stop_with_its_ranks_returned_has_a_success_to_upload():
     node = running(ALONE, leads=True, node=0, is_replaced=False)
     node.take(node.it.on_return((0,), node.now))
@@ -575,6 +587,15 @@ def test_a_leader_that_has_a_verdict_uploads_it_though_it_is_told_to_stop():
     node.want(0, verdict=FAILED)
     assert node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True)) == []
     assert node.look(Sign(LEADER, 4)) == [act.Upload(FAILED)]
+
+
+def test_a_leader_that_stays_for_a_save_uploads_the_verdict_that_comes_meanwhile():
+    node = running(leads=True, node=0)
+    node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True))
+    node.take(node.it.on_return((0,), node.now))
+    success = Verdict("success", round=FIRST)
+    assert node.want(0, runs=False, verdict=success) == [act.LookAtStore()]
+    assert node.look(Sign(LEADER, 4)) == [act.Upload(success)]
 
 
 def test_that_the_only_pod_of_a_job_is_told_to_stop_is_the_jobs_end_where_nobody_replaces_it():
@@ -621,9 +642,11 @@ def test_a_save_before_a_node_joins_is_made_whether_or_not_it_is_due_and_told():
 
 def test_where_no_rank_saves_by_steps_a_node_that_is_told_to_stop_says_so():
     node = running()
+    node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True))
     node.want(save=Save(1, is_urgent=True))
     node.want(save=Save(1, is_urgent=True, step=-1))
     assert node.log[-1] == "a node was told to stop: no rank saves by steps"
+    assert node.want(save=replace(URGENT, is_empty=True)) == [act.EndRanks()]
 
 
 def test_a_rank_that_asks_is_served_by_the_next_call():

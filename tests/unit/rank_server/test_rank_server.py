@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -356,6 +357,17 @@ def test_what_an_interpreter_reads_as_it_starts_must_be_as_it_was_for_a_server_t
 def listens(port: int) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_server_that_is_asked_again_stands_by_no_more() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        one = served.ForkServer(theirs, os.getpid())
+        one.on_stand_by(seconds=0.0)
+        one._answer("guard", paths=[])
+        assert one.ends_at == math.inf
+        for each in (one.wake_read, one.wake_write, *one.agents_end):
+            os.close(each)
 
 
 def test_a_store_is_kept_for_one_round_and_takes_as_many_ranks_as_may_open_files(
