@@ -110,6 +110,7 @@ def test_a_later_round_is_a_reason_to_end_the_one_before_as_well():
 
 def test_what_was_said_of_a_round_is_not_said_of_the_next():
     node = running()
+    node.want(save=Save(1, is_urgent=False))
     for actions in (node.it.on_fact(100, listens=True), node.it.on_ask(100), node.it.on_fact(100, floor=Floor(1, 5))):
         node.take(actions)
     node.it.on_fact(100, saved=1)
@@ -121,6 +122,7 @@ def test_what_was_said_of_a_round_is_not_said_of_the_next():
     node.run(SECOND)
     fresh = Status("job", "b", 1, 1.0, leader=LEADER, round=SECOND, node_rank=1, phase="running")
     assert replace(node.status, books=None) == fresh
+    assert node.want(save=Save(1, is_urgent=False)) == [act.CallRanks(1)]
 
 
 def test_nor_of_one_in_which_this_node_has_no_part():
@@ -593,9 +595,8 @@ def test_a_leader_that_stays_for_a_save_uploads_the_verdict_that_comes_meanwhile
     node = running(leads=True, node=0)
     node.take(node.it.on_stop("told to stop", node.now, node.now, stays=True))
     node.take(node.it.on_return((0,), node.now))
-    success = Verdict("success", round=FIRST)
-    assert node.want(0, runs=False, verdict=success) == [act.LookAtStore()]
-    assert node.look(Sign(LEADER, 4)) == [act.Upload(success)]
+    assert node.want(0, runs=False, verdict=FAILED) == [act.LookAtStore()]
+    assert node.look(Sign(LEADER, 4)) == [act.Upload(FAILED)]
 
 
 def test_that_the_only_pod_of_a_job_is_told_to_stop_is_the_jobs_end_where_nobody_replaces_it():

@@ -289,6 +289,7 @@ def test_usage_is_measured_for_each_rank_of_one_round(tmp_path: Path) -> None:
     for round_, rank, size in ((0, 0, 1 << 20), (1, 0, 1 << 16), (1, 1, 1 << 18)):
         (scratch.make_rank(job, round_, rank).tmp / "data").write_bytes(os.urandom(size))
     job.log(1, 2).write_bytes(b"x" * (1 << 19))
+    job.errors(1, 2).write_bytes(b"x" * (1 << 19))
     job.log(0, 2).write_bytes(b"x" * (1 << 14))
     measured = disk.usage(job, 1, [0, 1, 2])
     assert measured.path == job.path
@@ -296,7 +297,7 @@ def test_usage_is_measured_for_each_rank_of_one_round(tmp_path: Path) -> None:
     sizes = dict(measured.by_rank)
     assert 1 << 16 <= sizes[0] < 1 << 17
     assert 1 << 18 <= sizes[1] < 1 << 19
-    assert sizes[2] == 1 << 19, "its log"
+    assert sizes[2] == 1 << 20, "its log, and what it says of errors"
     assert (1 << 20) + (1 << 14) <= measured.earlier < 1 << 21
     assert measured.total == sum(sizes.values()) + measured.earlier
     assert measured.free > 0

@@ -92,6 +92,7 @@ def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork):
     assert server.ended() == []
     if not fork:
         assert "a.page" in (tmp_path / "a.log").read_text()
+    assert server._started == set(), "their numbers may be others' by now"
 
 
 def test_a_rank_gets_its_orders_where_a_sandbox_refuses_files_in_memory(tmp_path):
@@ -363,7 +364,9 @@ def test_a_server_that_is_asked_again_stands_by_no_more() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         one = served.ForkServer(theirs, os.getpid())
+        one._answer("guard", paths=["/of/the/job/before"])
         one.on_stand_by(seconds=0.0)
+        assert one.guarded == []
         one._answer("guard", paths=[])
         assert one.ends_at == math.inf
         for each in (one.wake_read, one.wake_write, *one.agents_end):
