@@ -112,6 +112,13 @@ def test_a_step_that_is_saved_is_not_saved_again(three):
     assert saves.committed(store.Store(str(three))) == there
 
 
+def test_who_has_asked_whether_a_step_is_to_be_saved_saves_it_then(place):
+    with Checkpoints(place, every=10) as ckpt:
+        assert [step for step in range(10) if ckpt.should_save(step)] == [9]
+        ckpt.save(9, {"x": 9})
+    assert ckpt.steps() == [9]
+
+
 def test_a_second_run_goes_on_where_the_first_ended(place):
     trained = fresh(5)
     trained["model"](torch.ones(1, 2)).sum().backward()

@@ -99,6 +99,7 @@ def test_a_trainer_that_makes_its_own_files_is_told_before_until_it_saves(agent,
     ckpt.save(2, {"x": 2})
     assert steps(tmp_path / "place") == {2}
     assert agent.finished(1, urgent=True)
+    assert not ckpt.should_save(2), "it has"
 
 
 @pytest.mark.parametrize(
