@@ -469,11 +469,11 @@ def _names(error: BaseException) -> set[str]:
 # The classes say nothing: DistBackendError is every error of NCCL, HorovodInternalError every one of a collective.
 _OF_COLLECTIVES_BY_CLASS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "HorovodInternalError"})
 _CLASSES = _OF_COLLECTIVES_BY_CLASS | {"RuntimeError", "TimeoutError", "DistError", "UnknownError", "AbortedError"}
-# Only what gloo, NCCL, torch's store and Horovod write: a service that the task calls loses connections too.
+# Only what gloo, NCCL, torch's store, its RPC and Horovod write: a service that the task calls loses connections too.
 _OF_COLLECTIVES = re.compile(
-    r"\bNCCL\b|\bnccl[A-Z]|gloo/|\bGloo |monitoredBarrier|remote process exited|Horovod has been shut down|TCPStore|"
-    r"\bc10d\b|(client|server) socket has|^wait timeout after \d+ ?ms, keys: |waiting for (clients|workers)\. |"
-    r"Timed out initializing process group"
+    r"\bNCCL\b|\bnccl[A-Z]|gloo/|\bGloo |tensorpipe/|monitoredBarrier|remote process exited|"
+    r"Horovod has been shut down|TCPStore|\bc10d\b|(client|server) socket has|"
+    r"^wait timeout after \d+ ?ms, keys: |waiting for (clients|workers)\. |Timed out initializing process group"
 )
 
 _IFNAME = (
@@ -509,7 +509,7 @@ _LOST = re.compile(
     r"connection reset|connection refused|connection timed out|broken pipe|no route to host|network is unreachable|"
     r"socket closed|application timeout caused pair closure|"
     r"failed to recv|client socket has (timed out|failed)|failed to pass monitoredbarrier|"
-    r"connectFullMesh failed|horovod has been shut down",
+    r"connectFullMesh failed|horovod has been shut down|\beof\b[^\n]* originated at tensorpipe/",
     re.IGNORECASE,
 )
 _WORKER_KILLED = re.compile(

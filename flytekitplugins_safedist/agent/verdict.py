@@ -84,6 +84,9 @@ def judge(
     """
     # An echo where somebody was gone: else native code of this rank's may have given up by itself.
     failure = Failure.PEER_LOST if cause.echo and cause.failure.row.echo and returned else cause.failure
+    raised = cause.raised.message if cause.raised is not None else ""
+    if failure is Failure.PEER_LOST and not returned and _NOT_AT_BARRIER.search(raised):
+        failure = Failure.TIMED_OUT
     row = failure.row
     opening, hint = _opening(cause, failure, returned=returned, nodes=nodes)
     text = f"{opening.format(rank=cause.rank, scratch=disk or _NOT_SEEN)}{describe(cause)}"
@@ -94,6 +97,8 @@ def judge(
     return Verdict(row.payer, error, cause.time_ns, raised=cause.raised)
 
 
+# torch says the same of a rank that is late and of one that is gone, whose own end would be the cause.
+_NOT_AT_BARRIER = re.compile(r"failed to pass monitoredBarrier")
 _NOT_SEEN = "not measured: its node was lost before"
 
 

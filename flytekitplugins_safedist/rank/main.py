@@ -308,7 +308,7 @@ class RankProcess:
             refuse_unknown_address()
             meet()
 
-        prepare_store(order.environment)
+        prepare_store(order.environment, meet)
         torch_inside.call_at_groups(makes_group)
         if order.context.world_size > 1:
             evidence.follow(order.files.records, meet)

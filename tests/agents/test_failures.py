@@ -109,8 +109,9 @@ def test_an_abort_of_a_rank_that_never_met_the_others_is_its_own_though_they_hav
 
 
 @pytest.mark.end("timed out", "USER:CollectiveTimeout")
-def test_a_collective_that_a_rank_skips_is_said_to_be_that_with_where_the_rank_was(warm, tmp_path, as_promised):
-    ended = warm.run("job_failing:one_skips_a_collective", tmp_path / "job", kind="execute")
+@pytest.mark.parametrize("what", ["collective", "monitored_barrier"])
+def test_a_collective_that_a_rank_skips_is_said_to_be_that_with_where_the_rank_was(warm, tmp_path, as_promised, what):
+    ended = warm.run(f"job_failing:one_skips_a_{what}", tmp_path / "job", kind="execute")
     as_promised(ended)
     error = uploaded_error(ended)
     assert "a collective timed out: most likely ranks called different collectives" in error.message.splitlines()[0]

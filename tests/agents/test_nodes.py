@@ -189,6 +189,18 @@ def test_a_worker_that_is_killed_whenever_it_is_back_is_not_replaced_a_third_tim
     assert said in uploaded_error(ended).message
 
 
+def test_ranks_that_call_each_other_by_torchs_rpc_go_on_when_a_pod_is_back(warm, tmp_path, ranks_gate: Gate):
+    """A call that is lost is an echo of that pod's loss; and who calls others does not work alone."""
+    job = Job(warm, tmp_path, "torch_calls", more=ranks_gate.environment)
+    first, lost = job.start(0), job.start(1)
+    ranks_gate.heard(1)
+    lost.signal(KILL)
+    lost.wait()
+    ended = succeeded(first, job.start(1))
+    assert uploaded_output(ended[0]) == "called in round 1"
+    assert "worked alone" not in ended[0].err + ended[1].err
+
+
 def test_a_pod_that_meets_another_jobs_node_says_so_as_that_one_does_and_waits_for_its_own(
     warm, tmp_path, ranks_gate: Gate
 ):

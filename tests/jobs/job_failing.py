@@ -156,8 +156,8 @@ def evaluates_alone() -> None:
     signal.pause()
 
 
-def skips() -> None:
-    """Rank 1 does not take part in an allreduce, and is there all the time."""
+def skips(*, monitored: bool = False) -> None:
+    """Rank 1 does not take part in an allreduce, or a barrier that names who is missing, and is there all the time."""
     from datetime import timedelta
 
     import torch
@@ -169,12 +169,19 @@ def skips() -> None:
     dist.all_reduce(torch.ones(4), group=group)
     if current_rank().rank == 1:
         evaluates_alone()
+    if monitored:
+        dist.monitored_barrier(group, timeout=timedelta(seconds=10))
     dist.all_reduce(torch.ones(4), group=group)
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
 def one_skips_a_collective() -> None:
     skips()
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def one_skips_a_monitored_barrier() -> None:
+    skips(monitored=True)
 
 
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=QUICK))

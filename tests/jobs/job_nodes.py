@@ -234,6 +234,22 @@ def torch_trains() -> str:
     return train(lambda: dist.all_reduce(pytorch.ones(1)))
 
 
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+def torch_calls() -> str:
+    """Rank 0 calls rank 1 by torch's RPC, in round 0 without an end."""
+    from torch.distributed import rpc
+
+    me = current_rank()
+    rpc.init_rpc(f"rank{me.rank}", rank=me.rank, world_size=me.world_size)
+    if me.rank == 0:
+        rpc.rpc_sync("rank1", os.getpid)
+        say("has called")
+        while me.round == 0:
+            rpc.rpc_sync("rank1", os.getpid)
+    rpc.shutdown()
+    return f"called in round {me.round}"
+
+
 @task(task_config=SafeHorovod(nnodes=2, nproc_per_node=2, timeouts=NOT_REPLACED))
 def horovod_trains() -> str:
     import horovod.torch as hvd

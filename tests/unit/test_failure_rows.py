@@ -146,6 +146,9 @@ def test_what_is_reported_in_public_is_read_right() -> None:
     assert [each for each in told if each[1] is not each[2]] == []
 
 
+TENSORPIPE = "(this error originated at tensorpipe/transport/"
+
+
 def test_only_what_a_library_of_collectives_writes_is_its_word() -> None:
     says = [
         ("HorovodInternalError", "", LOST),  # its class is its word that a collective failed
@@ -159,6 +162,11 @@ def test_only_what_a_library_of_collectives_writes_is_its_word() -> None:
             "[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete",
             LATE,
         ),
+        # torch's RPC, as it tells the caller of a process that was killed
+        ("RuntimeError", f"eof {TENSORPIPE}shm/connection_impl.cc:259)", LOST),
+        ("RuntimeError", f"Followers ['w1'] timed out in _all_gather after 0.00 seconds. eof {TENSORPIPE}", LOST),
+        ("RuntimeError", f"ECONNREFUSED: connection refused {TENSORPIPE}uv/connection_impl.cc:90)", LOST),
+        ("RuntimeError", "On WorkerInfo(id=1, name=w1): eof of the table", OWN),
         ("DistStoreError", "wait timeout after 3000ms, keys: /default_pg/0//1//cpu//0/1", LATE),
         ("DistBackendError", "NCCL error in: something that nobody has seen yet", OWN),
         ("ValueError", "connection closed by peer", OWN),

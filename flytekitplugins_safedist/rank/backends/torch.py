@@ -108,7 +108,7 @@ class TorchBackend:
         }
 
 
-def prepare_store(environment: Mapping[str, str]) -> None:
+def prepare_store(environment: Mapping[str, str], meet: Callable[[], object]) -> None:
     """Before the user's function opens its first group: have this rank's groups meet at the store that node 0 keeps
     (:mod:`...rank_server.store`), where it does, and see what they ask of it.
 
@@ -120,6 +120,7 @@ def prepare_store(environment: Mapping[str, str]) -> None:
 
     Args:
         environment: the rank's variables.
+        meet: called when this rank is about to meet others at a store: torch's RPC makes no other group.
     """
     if environment.get(envvars.TORCHELASTIC_USE_AGENT_STORE) != str(False) or environment[envvars.WORLD_SIZE] == "1":
         return
@@ -127,10 +128,11 @@ def prepare_store(environment: Mapping[str, str]) -> None:
     kept, made, beside = environment.get(envvars.STORE_PORT), Counter[int](), list[Any]()
 
     def around(create: Callable[..., Any], asked: dict[str, Any]) -> Any:
-        rank, size = asked["rank"], asked["world_size"]
+        rank, size, is_own = asked["rank"], asked["world_size"], os.getpid() == me
+        if is_own:
+            meet()
         if (asked["hostname"], str(asked["port"])) != here:
             return create(**asked)
-        is_own = os.getpid() == me
         has_store = kept is not None and is_own
         refuse_another_place(environment, rank, size, is_alone=is_own and not _has_children(), has_store=has_store)
         if kept is None or not has_store:

@@ -168,6 +168,13 @@ def test_an_echo_of_nobody_is_recoverable_and_points_at_the_network():
     assert "look at the network between the nodes" in str(many.error)
 
 
+@pytest.mark.parametrize(("returned", "code"), [((), "USER:CollectiveTimeout"), ((1,), "USER:PeersLost")])
+def test_who_did_not_come_to_a_monitored_barrier_was_late_where_nobody_was_gone(returned, code):
+    """torch says the same of a rank that is late and of one that is gone."""
+    late = raised("RuntimeError", "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 8000 ms", failure=ECHO.failure)
+    assert judge(failed(0, of=late), OVER, disk=DISK, returned=returned).error.error_code == code
+
+
 def test_what_a_library_of_collectives_refuses_is_the_ranks_own_and_says_what_to_do():
     text = "NCCL error in: x.hpp:275, invalid usage\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 10"
     own = verdict(failed(of=raised("torch.distributed.DistBackendError", text)))
