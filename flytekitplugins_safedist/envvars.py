@@ -17,6 +17,8 @@ MASTER_PORT = "MASTER_PORT"
 """torch.distributed's env:// initialisation and torchrun's documented environment
 (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables)."""
 
+NODE_RANK = "NODE_RANK"
+"""GROUP_RANK as composer's launcher calls it, and as MosaicML Composer wants it (composer/utils/dist.py)."""
 ROLE_NAME = "ROLE_NAME"
 ROLE_RANK = "ROLE_RANK"
 ROLE_WORLD_SIZE = "ROLE_WORLD_SIZE"

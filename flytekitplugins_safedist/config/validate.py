@@ -199,7 +199,7 @@ def has_slices(pods: Mapping[str, Amounts], accelerator: Any) -> bool:
 
 
 # --- variables of a task's container: those that are not the user's to set, and what is none --------------------------
-_IDENTITY = envvars.IDENTITY | {"NODE_RANK", "GROUP_LOCAL_RANK"}
+_IDENTITY = envvars.IDENTITY | {"GROUP_LOCAL_RANK"}
 """Those by which torch, Horovod and the operators tell a node or rank who it is."""
 _IDENTITY_PREFIXES = ("PET_", "OMPI_COMM_WORLD_", "HOROVOD_GLOO_RENDEZVOUS_")
 """Families of such variables."""

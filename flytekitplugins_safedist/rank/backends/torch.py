@@ -97,6 +97,7 @@ class TorchBackend:
             envvars.LOCAL_WORLD_SIZE: str(at.local_world_size),
             envvars.GROUP_RANK: str(at.node_rank),
             envvars.GROUP_WORLD_SIZE: str(at.nnodes),
+            envvars.NODE_RANK: str(at.node_rank),
             envvars.MASTER_ADDR: offered[envvars.MASTER_ADDR],
             envvars.MASTER_PORT: offered[envvars.MASTER_PORT],
             envvars.ROLE_NAME: "default",

@@ -73,6 +73,7 @@ TORCH = {
     "TORCHELASTIC_RUN_ID": "f123-a0",
     "TORCHELASTIC_RESTART_COUNT": "2",
     "TORCHELASTIC_USE_AGENT_STORE": "False",
+    "NODE_RANK": "1",  # composer/utils/dist.py: initialize_dist
 }
 HOROVOD = {
     # horovod/runner/gloo_run.py: create_slot_env_vars, create_run_env_vars; gloo_context.cc
