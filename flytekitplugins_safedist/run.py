@@ -36,6 +36,7 @@ if __name__ == "__main__":
         if sys.path[0] == str(Path.cwd()):
             sys.path.append(sys.path.pop(0))
 
+from .config.caches import CACHES
 from .errors import ConfigError, PayloadError, RankFailedError, SafedistError
 from .hangs.stacks import raised_at
 from .rank import context
@@ -225,7 +226,9 @@ def main() -> None:
     try:
         job = config(nproc_per_node=options.nproc_per_node, max_restarts=options.max_restarts)
         words = json.dumps([options.script, *options.arguments])
-        task(task_config=job)(here.script)(words=words, kind=kind)
+        # Where the shell names a compile cache, that is the user's word, as a task's environment is.
+        caches = {each.variable: place for each in CACHES if (place := os.environ.get(each.variable))}
+        task(task_config=job, environment=caches)(here.script)(words=words, kind=kind)
     except RankFailedError as error:  # which may be the script's own ConfigError, too
         _leave(error)
     except ConfigError as error:

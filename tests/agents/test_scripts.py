@@ -135,6 +135,21 @@ def test_any_program_is_run_with_no_python(warm, tmp_path, status):
     assert "worked alone" not in ended.err, "whether programs meet is not seen"
 
 
+def test_a_compile_cache_that_the_shell_names_is_the_ranks_and_another_is_each_ranks_own(warm, tmp_path):
+    """The libraries' caches outlive a run where a user has said where they are, as under torchrun."""
+    (tmp_path / "train.py").write_text(
+        "import os; print(os.environ['TORCH_EXTENSIONS_DIR'], os.environ['NUMBA_CACHE_DIR'])"
+    )
+    options = ["--nproc-per-node", "2", str(tmp_path / "train.py")]
+    shell = {"TORCH_EXTENSIONS_DIR": str(tmp_path / "built"), "NUMBA_CACHE_DIR": ""}
+    module = "flytekitplugins_safedist.run:__main__"
+    ended = warm.start(module, tmp_path / "job", kind="module", arguments=options, environment=shell).wait()
+    assert ended.code == 0, ended.err
+    built, own = zip(*(line.split()[2:] for line in ended.out.splitlines() if line.startswith("[rank ")), strict=True)
+    assert set(built) == {str(tmp_path / "built")}
+    assert len(set(own)) == 2
+
+
 NAMES = "import os; print(*sorted(os.environ))"
 
 
