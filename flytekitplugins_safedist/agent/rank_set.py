@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import LaunchError, SafedistError
 from ..failures import Failure, speaks_of_timeout
 from ..hangs import picture, stacks
-from ..hangs.processes import Process
+from ..hangs.processes import Process, look
 from ..hangs.snapshot import Snapshot
 from ..rank import literals, outcome_text, shared_page
 from ..rank.order import RankOrder
@@ -253,6 +253,11 @@ class Ranks:
         with suppress(Exception):  # a log that nobody reads, or that is full, must not hide what the ranks have met
             within(SHOW_SECONDS, lambda: self._show(shown))
         self._stacks = {rank: "\n".join(map(str, each[0][:_LINES])) for rank, each in found.items()}
+        mute = {rank: pid for rank, (pid, _) in ranks.items() if rank not in found}
+        processes = look(mute.values()) if mute else {}
+        for rank, pid in mute.items():  # stopped, or waiting in the kernel: perhaps whom the others have waited for
+            if processes[pid].state not in ("", "Z"):
+                self._stacks[rank] = Snapshot(rank, processes[pid]).where
 
     def _stood(self, *, failed: bool = True) -> str:
         """Where ranks were that no collective has let wait in vain, by their stacks, or what they raised.

@@ -122,6 +122,13 @@ def test_a_collective_that_a_rank_skips_is_said_to_be_that_with_where_the_rank_w
     assert re.search(r"\[rank 1\] .* in evaluates_alone", ended.out), "and in the log"
 
 
+def test_a_collective_that_times_out_as_a_rank_is_stopped_says_that_of_the_rank(warm, tmp_path):
+    ended = warm.run("job_failing:one_is_stopped_beside_a_collective", tmp_path / "job", kind="execute")
+    error = uploaded_error(ended)
+    assert error.code == "USER:CollectiveTimeout"
+    assert "Where rank 1 was then:\nstopped (SIGSTOP); it has not answered" in error.message
+
+
 def test_the_node_of_a_rank_that_skips_a_collective_has_in_its_log_where_that_was(warm, tmp_path):
     waited, skipped = Job(warm, tmp_path / "job", "job_failing:one_node_skips_a_collective", nproc_per_node=1).run()
     error = uploaded_error(waited)

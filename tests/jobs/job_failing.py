@@ -17,6 +17,7 @@ from flytekit.exceptions.system import FlyteUploadDataException
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins_safedist import (
+    Hangs,
     Logs,
     RankKilledError,
     SafedistError,
@@ -156,7 +157,7 @@ def evaluates_alone() -> None:
     signal.pause()
 
 
-def skips(*, monitored: bool = False) -> None:
+def skips(*, monitored: bool = False, is_stopped: bool = False) -> None:
     """Rank 1 does not take part in an allreduce, or a barrier that names who is missing, and is there all the time."""
     from datetime import timedelta
 
@@ -168,6 +169,7 @@ def skips(*, monitored: bool = False) -> None:
     group = dist.new_group(timeout=timedelta(seconds=10))
     dist.all_reduce(torch.ones(4), group=group)
     if current_rank().rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP if is_stopped else 0)
         evaluates_alone()
     if monitored:
         dist.monitored_barrier(group, timeout=timedelta(seconds=10))
@@ -182,6 +184,11 @@ def one_skips_a_collective() -> None:
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
 def one_skips_a_monitored_barrier() -> None:
     skips(monitored=True)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK, hangs=Hangs(action="report")))
+def one_is_stopped_beside_a_collective() -> None:
+    skips(is_stopped=True)
 
 
 @task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=QUICK))
