@@ -87,9 +87,11 @@ class Failure(str, Enum):
     )
     # It will most likely come again. Whether it is tried is for the user's retries to say.
     OUT_OF_MEMORY = Row(
-        "out of memory", "a rank, or a DataLoader worker of it, is OOM-killed", Payer.RETRIES, "USER:OutOfMemory"
+        "out of memory", "a rank, or a process that it has started, is OOM-killed", Payer.RETRIES, "USER:OutOfMemory"
     )
-    WORKER_KILLED = Row("worker killed", "a DataLoader worker is killed, and the kernel was not out of memory")
+    WORKER_KILLED = Row(
+        "worker killed", "a process that a rank has started is killed, and the kernel was not out of memory"
+    )
     KILLED = Row("killed", "a rank is killed from outside", Payer.FLYTE)
     CRASHED = Row("crashed", "a rank crashes in native code")
     # The peers of a rank that aborts raise before its end is seen: time alone cannot tell.
@@ -512,8 +514,14 @@ _LOST = re.compile(
     r"connectFullMesh failed|horovod has been shut down|\beof\b[^\n]* originated at tensorpipe/",
     re.IGNORECASE,
 )
+# What says that a process of the rank's own is gone, as SIGKILL would have it: of a DataLoader, of torch's mp.spawn and
+# its launcher, of pools (Python's, and loky's, which knows the status), of datasets' map, of subprocess, of dask.
 _WORKER_KILLED = re.compile(
-    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: Killed|exited unexpectedly)"
+    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: Killed|exited unexpectedly)|"
+    r"^process \d+ terminated with signal SIGKILL|^\s*exitcode\s+: -9 \(|"
+    r"^A process in the process pool was terminated abruptly|SIGKILL\(-9\)|^One of the subprocesses has abruptly died|"
+    r"died with <Signals\.SIGKILL: 9>|but all those workers died while running it",
+    re.MULTILINE,
 )
 # torch's own texts, which have no errno: of the rank, and of a DataLoader's worker (as a cause, in the traceback); and
 # NCCL's, which shares it among the ranks of a node.
@@ -627,7 +635,7 @@ def repeats(failure: Failure, links: Iterable[ChainLink]) -> bool:
 def worker_killed(text: str) -> str:
     """The process ids of the DataLoader's workers that a text calls killed, as it has them; "" for none."""
     match = _WORKER_KILLED.search(text)
-    return match[1] if match else ""
+    return (match and match[1]) or ""
 
 
 # --- what a store says -----------------------------------------------------------------------------------------------

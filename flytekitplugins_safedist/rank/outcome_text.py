@@ -44,12 +44,13 @@ def _message(raised: Raised) -> str:
 
 
 def _loss(outcome: RankOutcome) -> str:
-    """Of a rank whose DataLoader lost workers to the kernel, that it did."""
+    """Of a rank that lost a process of its own to the kernel, that it did; of a DataLoader's, which ones."""
     raised = outcome.raised
     if raised is None or outcome.failure is not Failure.OUT_OF_MEMORY:
         return ""
     workers = worker_killed(raised.message) or worker_killed(raised.traceback)
-    return f"lost DataLoader worker(s) {workers} (process ids) to the kernel's out-of-memory killer, and "
+    lost = f"DataLoader worker(s) {workers} (process ids)" if workers else "a process that it had started"
+    return f"lost {lost} to the kernel's out-of-memory killer, and "
 
 
 def _frames(raised: Raised) -> str:

@@ -1,4 +1,4 @@
-"""A pod whose memory is not enough, in a real control group: the kernel takes a rank or a DataLoader's worker, and the
+"""A pod whose memory is not enough, in a real control group: the kernel takes a rank or a process of a rank's, and the
 agent is there to say so; or it takes the whole container, and the other nodes say so."""
 
 from __future__ import annotations
@@ -37,9 +37,16 @@ def limited(group: Path) -> dict[str, str]:
 @pytest.mark.end("out of memory", "USER:OutOfMemory")
 @pytest.mark.parametrize(
     ("task", "says"),
-    [("a_worker_is_greedy", "lost DataLoader worker(s) "), ("a_rank_is_greedy", "was killed by SIGKILL: the kernel's")],
+    [
+        ("a_worker_is_greedy", "lost DataLoader worker(s) "),
+        ("a_rank_is_greedy", "was killed by SIGKILL: the kernel's"),
+        ("a_pools_process_is_greedy", "lost a process that it had started to the kernel's"),
+        ("a_spawned_process_is_greedy", "lost a process that it had started to the kernel's"),
+    ],
 )
-def test_the_kernel_takes_a_rank_or_its_worker_and_the_agent_says_so(warm, tmp_path, group: Path, task: str, says: str):
+def test_the_kernel_takes_a_rank_or_a_process_of_its_and_the_agent_says_so(
+    warm, tmp_path, group: Path, task: str, says: str
+):
     ended = warm.run(f"job_memory:{task}", tmp_path / "job", kind="execute", environment=limited(group))
     assert (ended.code, ended.uploaded) == (0, ["error.pb"]), ended.err
     error = uploaded_error(ended)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from flytekit import task
 from torch.utils.data import DataLoader, Dataset
 
@@ -39,6 +42,34 @@ def a_worker_is_greedy() -> None:
 @task(task_config=SafeTorch(nproc_per_node=2))
 def a_rank_is_greedy() -> None:
     train(0)
+
+
+def holds_all(*_: int) -> None:
+    held = []
+    while True:
+        held.append(bytearray(60 << 20))
+
+
+def with_a_pool() -> None:
+    with ProcessPoolExecutor(1) as pool:
+        pool.submit(holds_all).result()
+
+
+def train_beside(starts: Callable[[], object]) -> None:
+    dist.init_process_group("gloo")
+    if current_rank().rank == 1:
+        starts()
+    dist.all_reduce(torch.ones(4))
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def a_pools_process_is_greedy() -> None:
+    train_beside(with_a_pool)
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def a_spawned_process_is_greedy() -> None:
+    train_beside(lambda: mp.spawn(holds_all))  # type: ignore[no-untyped-call]
 
 
 def in_use(group: Path) -> int:

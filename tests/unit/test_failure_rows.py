@@ -328,6 +328,17 @@ NCCL_SHARES = (
     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
     "Last error:\nError while creating shared memory segment /dev/shm/nccl-vzIpS6 (size 9637888)"
 )
+GONE_PROCESSES = (
+    "process 1 terminated with signal SIGKILL",  # torch.multiprocessing.spawn
+    "A process in the process pool was terminated abruptly while the future was running or pending.",
+    "A worker process managed by the executor was unexpectedly terminated. [...]\n\nThe exit codes of the workers are "
+    "{SIGKILL(-9)}\nDetailed tracebacks of the workers should have been printed",  # joblib
+    "One of the subprocesses has abruptly died during map operation.To debug the error, disable multiprocessing.",
+    "Command '['make-tiles', '7']' died with <Signals.SIGKILL: 9>.",
+    "Attempted to run task 'tile-7b' on 4 different workers, but all those workers died while running it. The last",
+    "\n=====\ntrain FAILED\n-----\nRoot Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  "
+    "exitcode  : -9 (pid: 31749)  (SIGKILL)\n  error_file: <N/A>\n",  # torch.distributed.run
+)
 GONE_WORKER = "DataLoader worker (pid(s) 25974, 25975) exited unexpectedly"
 
 
@@ -336,6 +347,10 @@ GONE_WORKER = "DataLoader worker (pid(s) 25974, 25975) exited unexpectedly"
     [
         (KILLED_WORKER, Failure.WORKER_KILLED),
         (GONE_WORKER, Failure.WORKER_KILLED),
+        *((text, Failure.WORKER_KILLED) for text in GONE_PROCESSES),
+        ("process 1 terminated with signal SIGSEGV", Failure.OWN),
+        ("The exit codes of the workers are {SIGSEGV(-11)}", Failure.OWN),
+        ("Command '['make-tiles', '7']' died with <Signals.SIGTERM: 15>.", Failure.OWN),
         ("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ", Failure.OWN),
         ("unable to mmap 4096 bytes from file </torch_71_302_0>: Cannot allocate memory (12)", Failure.OWN),
         ("unable to open file </models/torch_7.pt>: No such file or directory (2)", Failure.OWN),
