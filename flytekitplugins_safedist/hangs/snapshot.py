@@ -111,7 +111,8 @@ class Snapshot:
 
     @property
     def where(self) -> str:
-        """One phrase: ``in all_reduce, called at train.py:33 in step``, ``at loader.py:88 in read``."""
+        """One phrase: ``in all_reduce, called at train.py:33 in step``, ``at loader.py:88 in read``; where that is a
+        library's with the user's line: ``at selectors.py:415 in select, called at train.py:12 in main``."""
         if self.returned:
             return "after the end of the task's function"
         if not self.threads:
@@ -120,7 +121,8 @@ class Snapshot:
             return "where nobody knows: its main thread is not among the hundred whose stacks Python shows"
         handles = f" as it handles {self.handles}" if self.handles else ""
         if not self.waits_in:
-            return f"at {self.stack[0].short}{handles}"
+            at, users = self.stack[0].short, stacks.led_by(self.stack)
+            return f"at {at}" + (f", called at {users}" if users != at else "") + handles
         outside = (frame for frame in self.stack if not (stacks.is_librarys(frame) or frame.matches(_BETWEEN)))
         caller = next(outside, None)
         return f"in {self.waits_in}" + (f", called at {caller.short}" if caller is not None else "") + handles

@@ -206,16 +206,17 @@ def crashed_at(text: str) -> str:
     """
     _, mark, last = text.rpartition("Fatal Python error: ")
     _, _, current = last.partition("Current thread ") if mark else ("", "", "")
-    return _led_by(_frames(_THREAD.split(current)[0]))
+    return led_by(_frames(_THREAD.split(current)[0]))
 
 
 def raised_at(error: BaseException) -> str:
     """Where an exception was raised, in the same words; "" where it was not."""
     trace = reversed(list(traceback.walk_tb(error.__traceback__)))
-    return _led_by(Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in trace)
+    return led_by(Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in trace)
 
 
-def _led_by(calls: Iterable[Frame]) -> str:
+def led_by(calls: Iterable[Frame]) -> str:
+    """Of calls, the innermost first: the user's own line that led there, else the innermost; "" for none."""
     frames = list(calls)
     installed = ("/site-packages/", "/dist-packages/", _OURS, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
     own = [frame for frame in frames if not any(part in frame.file for part in installed)]

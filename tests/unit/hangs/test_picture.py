@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,7 @@ def stack_of(calls: str) -> stacks.Stack:
 USER, AT = "/app/train.py:7 main", "called at train.py:7 in main"
 OURS, MPI_OPS = "flytekitplugins_safedist/", "horovod/torch/mpi_ops.py"
 BARRIER = f"{OURS}fs/agree.py:1 wait {OURS}fs/collective.py:1 barrier"
+SELECTS = f"{sysconfig.get_path('stdlib')}/selectors.py:415 select"
 VERIFIES = "_verify_param_shape_across_processes"
 SYNCS = " ".join(f"torch/distributed/utils.py:1 _sync_{each}" for each in ("params_and_buffers", "module_states"))
 GATHERS = "torch/distributed/_functional_collectives.py:210 all_gather_tensor"
@@ -163,17 +165,18 @@ GATHERED = ("all_gather_tensor", True, f"in all_gather_tensor, {AT}")
 @pytest.mark.parametrize(
     ("calls", "collective", "is_torchs", "where"),
     [
-        (f"torch/distributed/c10d_logger.py:1 wrapper {USER}", "", False, "at c10d_logger.py:1 in wrapper"),
+        (f"torch/distributed/c10d_logger.py:1 wrapper {USER}", "", False, f"at c10d_logger.py:1 in wrapper, {AT}"),
         (f"{OURS}frames.py:1 exactly {BARRIER} {USER}", "barrier", False, f"in barrier, {AT}"),
-        (f"{OURS}frames.py:1 exactly {USER}", "", False, "at frames.py:1 in exactly"),
+        (f"{OURS}frames.py:1 exactly {USER}", "", False, f"at frames.py:1 in exactly, {AT}"),
         (f"{USER} {BARRIER}", "", False, "at train.py:7 in main"),  # a function of the user's that barrier calls
         # What torch does with others by itself, where a communicator may be made; and what computes beside it.
         (f"torch/distributed/utils.py:299 {VERIFIES} torch/nn/x.py:1 y {USER}", VERIFIES, True, f"in {VERIFIES}, {AT}"),
         (f"{SYNCS} {USER}", "_sync_module_states", True, f"in _sync_module_states, {AT}"),
-        (f"torch/distributed/utils.py:150 _recursive_to {USER}", "", False, "at utils.py:150 in _recursive_to"),
+        (f"torch/distributed/utils.py:150 _recursive_to {USER}", "", False, f"at utils.py:150 in _recursive_to, {AT}"),
+        (f"{SELECTS} torch/utils/data/dataloader.py:9 f {USER}", "", False, f"at selectors.py:415 in select, {AT}"),
         # A tensor that is spread out goes through torch.ops.
         (f"torch/_ops.py:9 __call__ {GATHERS} {USER}", *GATHERED),
-        (f"torch/_ops.py:9 __call__ {USER}", "", False, "at _ops.py:9 in __call__"),
+        (f"torch/_ops.py:9 __call__ {USER}", "", False, f"at _ops.py:9 in __call__, {AT}"),
         ("torch/_ops.py:9 __call__", "", False, "at _ops.py:9 in __call__"),
         # What calls a collective on behalf of the user is no place to look for a mistake.
         (
