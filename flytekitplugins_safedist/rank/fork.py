@@ -255,6 +255,17 @@ _READ_BELOW_PYTHON = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "TO
 _READ_LATER = ("TORCH_NCCL_", *_EACH_RANKS_OWN)
 
 
+Sets = Mapping[str, tuple[str | None, str]]
+"""Variables that libraries have set as they were imported: what each was before, and what it is since."""
+
+
+def add_sets(environment: Mapping[str, str], sets: Sets) -> dict[str, str]:
+    """What a process with these variables has once libraries were imported. A library may have made its value of the
+    one before (``os.environ["PATH"] = mine + os.environ["PATH"]``): one that is another here stays as it is."""
+    new = {name: value for name, (before, value) in sets.items() if environment.get(name, before) == before}
+    return {**environment, **new}
+
+
 class Reads:
     """What was read while libraries were imported.
 

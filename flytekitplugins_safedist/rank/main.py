@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from ..record.writer import RECORDER, Recorder
 from . import context, debugger, recording, replicas, shared_page, task, users_code
 from .backends.horovod import refuse_unknown_address
 from .backends.torch import prepare_store
-from .fork import Reads, as_fresh, die_with_parent, elsewhere
+from .fork import Reads, Sets, add_sets, as_fresh, die_with_parent, elsewhere
 from .order import JobOrder, RankOrder
 from .outcome import RECORD_BYTES, Raised, RankOutcome, Status
 
@@ -51,7 +51,7 @@ _PATH = "sys.path[:1] == [''] and sys.path.pop(0); home in sys.path or sys.path.
 
 
 # --- two ways to be one -----------------------------------------------------------------------------------------------
-def be(job: JobOrder, order: RankOrder, *, server: int, sets: Mapping[str, str], reads: Reads | None) -> NoReturn:
+def be(job: JobOrder, order: RankOrder, *, server: int, sets: Sets, reads: Reads | None) -> NoReturn:
     """Be a rank, in a session of its own, up to an end as an interpreter's, without what libraries have to say then.
 
     Args:
@@ -134,9 +134,7 @@ class RankProcess:
         seconds: how long each phase took that has ended.
     """
 
-    def __init__(
-        self, job: JobOrder, order: RankOrder, server: int, sets: Mapping[str, str], reads: Reads | None
-    ) -> None:
+    def __init__(self, job: JobOrder, order: RankOrder, server: int, sets: Sets, reads: Reads | None) -> None:
         self.seconds: dict[str, float] = {}
         self._job, self._order, self._server, self._sets, self._reads = job, order, server, sets, reads
         self._began = time.monotonic()
@@ -196,7 +194,7 @@ class RankProcess:
         """Why a fresh interpreter, having imported the user's module, would be another than this one."""
         if self._reads is None:
             return None
-        why = self._reads.difference({**self._sets, **self._order.environment}, os.environ)
+        why = self._reads.difference(add_sets(self._order.environment, self._sets), os.environ)
         if why is not None:
             return f"{why}; @task(environment=...) would spare that"
         return None if tuple(sys.path) == self._job.sys_path else elsewhere(libraries, sys.path)
@@ -206,7 +204,7 @@ class RankProcess:
         order = self._order
         _redirect_output(order)
         os.environ.clear()
-        os.environ.update({**self._sets, **order.environment})
+        os.environ.update(add_sets(order.environment, self._sets))
         log.install()
         # By number: sys.stderr may be an object of the user's.
         faulthandler.enable(file=2)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from .. import envvars
 from ..errors import IncompatibleVersionError
-from ..rank.fork import Reads, die_with_parent
+from ..rank.fork import Reads, add_sets, die_with_parent
 from .scan import Step
 
 UNDER: dict[str, str] = {
@@ -57,7 +57,7 @@ class Libraries:
         left: what is left to each rank, and why.
         failed: the errors of imports, by statement.
         reads: what was read of the environment.
-        sets: variables that libraries have set: ranks have them, too, below their own.
+        sets: variables that libraries have set: ranks have them, too (:func:`..rank.fork.add_sets`).
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Libraries:
         self.left: list[str] = []
         self.failed: dict[str, str] = {}
         self.reads = Reads()
-        self.sets: dict[str, str] = {}
+        self.sets: dict[str, tuple[str | None, str]] = {}
         self.steps: list[str] = []
 
     def take(self, steps: Sequence[Step], *, needed: bool) -> None:
@@ -141,7 +141,9 @@ class Libraries:
             return str(error)
         except BaseException as error:  # a library may even call sys.exit
             self.failed[statement] = f"{type(error).__name__}: {error}"
-        self.sets |= {name: value for name, value in os.environ.items() if before.get(name) != value}
+        for name, value in os.environ.items():
+            if (was := before.get(name)) != value:
+                self.sets[name] = self.sets.get(name, (was, value))[0], value
         for name in self.sets:
             self.reads.sets(name, os.environ.get(name))
         return unsafe_to_fork(f"`{' '.join(statement.split())[:200]}`")
@@ -152,8 +154,7 @@ class Libraries:
         before = dict(os.environ)
         for name in envvars.IDENTITY:
             os.environ.pop(name, None)
-        for name, value in {**self.sets, **UNDER}.items():
-            os.environ[name] = value if name in UNDER else os.environ.get(name, value)
+        os.environ.update({**add_sets(os.environ, self.sets), **UNDER})
         try:
             yield
         finally:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from .. import frames, stopping
 from ..rank import main as rank_main
 from ..rank import replicas
-from ..rank.fork import die_with_parent, elsewhere
+from ..rank.fork import add_sets, die_with_parent, elsewhere
 from ..rank.order import JobOrder, RankOrder
 from . import cleanup, store
 from .libraries import Libraries, unsafe_to_fork
@@ -197,8 +197,8 @@ class ForkServer:
         self._end_ranks(spare=self._spared)
 
     def on_fits(self, *, environment: dict[str, str]) -> dict[str, Any]:
-        now = {**self.libraries.sets, **environment}
-        why = self.libraries.reads.difference({**self.libraries.sets, **os.environ}, now)
+        before, now = (add_sets(each, self.libraries.sets) for each in (os.environ, environment))
+        why = self.libraries.reads.difference(before, now)
         return {"why": why or _starts_otherwise(os.environ, environment)}
 
     def on_stand_by(self, *, seconds: float) -> None:

@@ -146,6 +146,15 @@ def test_what_a_library_sets_is_set_in_ranks_too(looks):
     assert {each["WEATHER_SET"] for each in ranks} == {"by it"}
 
 
+def test_what_a_library_adds_to_a_variable_is_no_other_value_than_it_has_found(looks):
+    """As OpenCV does with LD_LIBRARY_PATH, which images for GPUs set."""
+    adds = "os.environ['WEATHER_SET'] = 'by it:' + os.environ.get('WEATHER_SET', '')\n"
+    ended, ranks = looks(QUIET + adds, WEATHER_SET="by the image")
+    assert are_forked(ranks)
+    assert "start again" not in ended.out
+    assert {each["WEATHER_SET"] for each in ranks} == {"by it:by the image"}
+
+
 def test_a_librarys_random_numbers_are_each_ranks_own_unless_it_has_seeded_them(looks):
     _, ranks = looks(QUIET.replace("SAW = None", DRAWS))
     assert are_forked(ranks)

@@ -34,6 +34,7 @@ from flytekitplugins_safedist import envvars, termination
 from flytekitplugins_safedist.agent import standby
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.pod import entrypoint
+from flytekitplugins_safedist.rank.fork import add_sets
 from flytekitplugins_safedist.rank_server.launch import Launched
 from flytekitplugins_safedist.rank_server.libraries import Libraries
 from flytekitplugins_safedist.rank_server.server import ForkServer
@@ -252,9 +253,9 @@ def _fork_a_server() -> Launched:
     if pid == 0:
         ours.close()
         os.setsid()
+        now = add_sets(os.environ, IMPORTED.sets)
         for name in IMPORTED.reads._read:
-            own = None if name in envvars.IDENTITY else IMPORTED.sets.get(name, os.environ.get(name))
-            IMPORTED.reads.sets(name, own)
+            IMPORTED.reads.sets(name, None if name in envvars.IDENTITY else now.get(name))
         try:
             ForkServer(theirs, agent, IMPORTED).run()
         finally:

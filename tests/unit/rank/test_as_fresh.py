@@ -111,12 +111,12 @@ def test_the_number_of_blas_threads_is_what_openblas_would_take():
 NEEDED = ("torch", "torch.distributed", "flytekit", "flytekitplugins_safedist.plugin.task", "torch._dynamo")
 FORK = """
 import gc, json, os, sys
-from flytekitplugins_safedist.rank.fork import as_fresh
+from flytekitplugins_safedist.rank.fork import add_sets, as_fresh
 from flytekitplugins_safedist.rank_server.libraries import Libraries
 libraries = Libraries()
 libraries.take([f"import {name}" for name in sys.argv[1:]], needed=True)
 identity = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "TMPDIR": "/own", "OMP_NUM_THREADS": "1"}
-rank = {**os.environ, **libraries.sets, **identity}
+rank = {**add_sets(os.environ, libraries.sets), **identity}
 found = [libraries.unsafe, libraries.failed, libraries.reads.difference(rank, rank)]
 print(json.dumps([*found, gc.get_freeze_count() > 100_000]), flush=True)
 environment = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "3"}
