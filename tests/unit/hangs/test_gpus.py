@@ -113,6 +113,9 @@ def test_a_driver_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.Mo
         watch.look()
         assert watch.usage() == ()
         answers.set()
+    for thread in threading.enumerate():
+        if thread.name == "safedist-gpus":  # else it says in the log of the next test that it has ended
+            thread.join()
 
 
 def test_a_driver_that_is_not_loaded_is_no_trouble(gpus: Gpus, caplog: pytest.LogCaptureFixture) -> None:
