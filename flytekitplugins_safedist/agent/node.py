@@ -180,17 +180,17 @@ class NodeAgent(Loop):
 
     def _note_failures(self, ranks: Ranks) -> None:
         """Say at once which rank has failed; where a collective has timed out, again with what the others did then."""
-        if ranks.failures == ranks.told:
+        if ranks.failures == ranks.latest_failures:
             return
-        ranks.told = ranks.failures
+        ranks.latest_failures = ranks.failures
         self._tell_failure(ranks)
         if any(outcome.timed_out for outcome in ranks.outcomes()) and not ranks.has_stacks:
             ranks.note_stacks()
             self._tell_failure(ranks)
 
     def _tell_failure(self, ranks: Ranks, *, measures: bool = False) -> RankOutcome | None:
-        blamed = () if ranks.blamed is None else (ranks.blamed,)
-        found = root_cause((*blamed, *ranks.outcomes()))
+        own = () if ranks.agents_cause is None else (ranks.agents_cause,)
+        found = root_cause((*own, *ranks.outcomes()))
         if found is None:
             return None
         if self._joins_in_vain(found, is_in_function=ranks.pages[found.rank].begun):
@@ -216,7 +216,7 @@ class NodeAgent(Loop):
     def _fail(self, ranks: Ranks, found: RankOutcome) -> None:
         """A rank fails for what this agent has found, unless one has failed by itself until then: evidence of a hang is
         left in a store first."""
-        ranks.blamed = found
+        ranks.agents_cause = found
         ranks.poll()
         self._tell_failure(ranks)
 
@@ -291,7 +291,7 @@ class NodeAgent(Loop):
         self._act(self.policy.on_quiet(returned, time.monotonic()))
 
     def _has_own_cause(self, ranks: Ranks) -> bool:
-        return ranks.blamed is not None or any(each.failed and not each.echo for each in ranks.outcomes())
+        return ranks.agents_cause is not None or any(each.failed and not each.echo for each in ranks.outcomes())
 
     def _patience(self) -> float:
         """Seconds that ranks with a handler of their own have, to save their work."""

@@ -76,12 +76,12 @@ class Ranks:
         show: takes blocks of whole lines of the ranks' output.
 
     Attributes:
-        blamed: a failure that the agent, and not a rank, has found.
-        told: how many ranks have failed, as the job was told.
+        agents_cause: a failure that the agent, and not a rank, has found.
+        latest_failures: how many ranks had failed when the job last heard of it.
     """
 
-    blamed: RankOutcome | None = None
-    told = 0
+    agents_cause: RankOutcome | None = None
+    latest_failures = 0
 
     def __init__(
         self, plan: NodePlan, orders: Sequence[RankOrder], show: Callable[[str], object] = log_lines.to_stdout
@@ -288,7 +288,7 @@ class Ranks:
             if each.page.begun:
                 at = Snapshot(each.rank, Process(each.pid), threads.get(each.rank, ())).where
             places.setdefault(at, []).append(each.rank)
-        return "; ".join(f"{picture.said(ranks, 'was', 'were')} {at}" for at, ranks in places.items())
+        return "; ".join(f"{picture.clause(ranks, 'was', 'were')} {at}" for at, ranks in places.items())
 
     @property
     def failures(self) -> int:

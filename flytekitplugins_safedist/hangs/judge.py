@@ -17,7 +17,7 @@ from typing import Any
 from ..config.options import Hangs
 from . import stacks
 from .evidence import ranks_of
-from .picture import listed, said
+from .picture import clause, listed
 from .snapshot import Snapshot
 from .waits import CALL, HOROVOD, STEP, Wait
 
@@ -268,7 +268,7 @@ class _Job:
         few = min(parts, key=lambda some: (len(some), -min(some)))
         many = max((some for some in parts if some is not few), key=lambda some: (len(some), -min(some)))
         verbs, link = (("waits in", "wait in"), "and") if now is None else (("has called", "have called"), "where")
-        why = f", {link} ".join(f"{said(some, *verbs)} {some[min(some)]}" for some in (few, many))
+        why = f", {link} ".join(f"{clause(some, *verbs)} {some[min(some)]}" for some in (few, many))
         further = [now[rank] for rank in few if rank in now] if now is not None else []
         why += f"; now {_who(further)}" if further else ""
         handles = [f"; rank {rank} handles {text}" for rank in sorted(few) if (text := self.ranks[rank].handles)]
@@ -433,5 +433,5 @@ def _who(waits: Iterable[Wait]) -> str:
     for wait in waits:
         same.setdefault(str(wait), []).append(wait.rank)
     most = sorted(same.items(), key=lambda each: (-len(each[1]), each[1]))
-    shown = [f"{said(ranks, 'waits in', 'wait in')} {what}" for what, ranks in most[:_NAMED]]
+    shown = [f"{clause(ranks, 'waits in', 'wait in')} {what}" for what, ranks in most[:_NAMED]]
     return ", ".join(shown) + (f", and others in {len(most) - _NAMED} more" if len(most) > _NAMED else "")

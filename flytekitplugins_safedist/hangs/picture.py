@@ -21,7 +21,7 @@ def listed(ranks: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ends)
 
 
-def said(ranks: Collection[int], does: str, do: str) -> str:
+def clause(ranks: Collection[int], does: str, do: str) -> str:
     """What ranks do: ``rank 3 waits``, ``ranks 0-4, 6 wait``."""
     return f"rank {listed(ranks)} {does}" if len(ranks) == 1 else f"ranks {listed(ranks)} {do}"
 
@@ -43,7 +43,7 @@ def text(snapshots: Sequence[Snapshot], *, whole: bool = False) -> str:
 
 def _group(group: Sequence[Snapshot], of: int, *, whole: bool) -> list[str]:
     first, share = group[0], f"({len(group)} of {of})"
-    lines = [f"{said([each.rank for each in group], f'{share} stands', f'{share} stand')} {first.where}"]
+    lines = [f"{clause([each.rank for each in group], f'{share} stands', f'{share} stand')} {first.where}"]
     states: dict[str, list[int]] = {}
     for each in group:
         moved = "; it moves: the stack below was its last one" if each.moved else ""
