@@ -420,11 +420,10 @@ def evidence(error: BaseException, say: Callable[[BaseException], str]) -> list[
         each, depth, is_cause, is_hidden, forgets = todo.pop(0)
         found.append((each, _link(each, say(each), depth, is_cause=is_cause, is_hidden=is_hidden)))
         forgets = forgets or type(each).__name__ in _FORGET_THEIR_CAUSE
-        members = getattr(each, "exceptions", ())
         below = [
             (each.__cause__, is_cause, is_hidden),
             (each.__context__, is_cause and forgets, is_hidden or each.__suppress_context__),
-            *((member, False, is_hidden) for member in (members if isinstance(members, (tuple, list)) else ())),
+            *((member, False, is_hidden) for member in members(each)),
             *((member, False, is_hidden) for member in failures_of_ranks(each).values()),
         ]
         for one, as_cause, as_hidden in below:
@@ -432,6 +431,14 @@ def evidence(error: BaseException, say: Callable[[BaseException], str]) -> list[
                 met.add(id(one))
                 todo.append((one, depth + 1, as_cause, as_hidden, forgets))
     return found
+
+
+def members(error: BaseException) -> list[BaseException]:
+    """Of a group, those that are together in it."""
+    found: object = ()
+    with suppress(Exception):  # anyone's property
+        found = getattr(error, "exceptions", ())
+    return [each for each in found if isinstance(each, BaseException)] if isinstance(found, (tuple, list)) else []
 
 
 def failures_of_ranks(error: BaseException) -> dict[int, BaseException]:

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +19,9 @@ from .outcome import Raised
 from .users_code import imported
 
 _CODE_CHARACTERS = 200
+
+_MOST_MEMBERS, _MEMBER_CHARACTERS = 3, 200
+"""Of a group's that stand in its first line; and letters of each."""
 
 
 def record(error: BaseException, shown: str, *, rank: int = 0, world_size: int = 1) -> Raised:
@@ -36,7 +40,7 @@ def record(error: BaseException, shown: str, *, rank: int = 0, world_size: int =
     )
     return Raised(
         type=qualified[:_CODE_CHARACTERS],
-        message=message,
+        message=_with_members(message, pairs),
         traceback=shown,
         failure=failure,
         repeats=not of_another and failures.repeats(failure, links),
@@ -55,6 +59,26 @@ def _message(error: BaseException) -> str:
         place = at and f", at {at}"
         return f"the task function called sys.exit({code}) instead of returning a value{place}{left_by(error)}"
     return said(error)
+
+
+def _with_members(message: str, pairs: Sequence[tuple[BaseException, failures.ChainLink]]) -> str:
+    """What a group says, with what those in it say, a few of them: of one that is a group again, those in that."""
+    said = {id(each): f"{link.type}: {link.message}".partition("\n")[0] for each, link in pairs[1:]}
+    todo, lines = failures.members(pairs[0][0]), dict[str, None]()
+    while todo:
+        each = todo.pop(0)
+        line, inside = said.pop(id(each), None), failures.members(each)
+        if line is not None and inside:
+            todo[:0] = inside
+        elif line is not None and line not in message:
+            lines[line[:_MEMBER_CHARACTERS]] = None
+    if not lines:
+        return message
+    first, newline, rest = message.partition("\n")
+    shown = [*lines][:_MOST_MEMBERS] + (
+        [f"and {len(lines) - _MOST_MEMBERS} more"] if len(lines) > _MOST_MEMBERS else []
+    )
+    return f"{first}: {'; '.join(shown)}{newline}{rest}"
 
 
 def _own_code(error: BaseException) -> str:

@@ -44,6 +44,9 @@ from flytekitplugins_safedist.run import ScriptStatusError
 from tests.harness.outcomes import SIXTH, rank_at
 from tests.harness.procs import DEADLINE
 
+if sys.version_info < (3, 11):
+    from exceptiongroup import ExceptionGroup  # which pytest brings there
+
 
 def order(directory: Path, /, **environment: str) -> RankOrder:
     return RankOrder(
@@ -173,6 +176,38 @@ def test_an_exception_that_would_end_the_process_as_text_is_not_said_to_take_lon
             raise SystemExit(3)
 
     assert recording.record(Leaves(), "").message == "<no message: str() of it raised SystemExit: 3>"
+
+
+def test_the_first_line_of_a_group_says_what_those_in_it_have_raised() -> None:
+    failed = [ValueError(f"sample {number}\nin full") for number in range(5)]
+    inner = ExceptionGroup("", failed)
+    record = recorded(ExceptionGroup("in a TaskGroup", [KeyError("x"), inner, inner, ValueError("sample 0")]))
+    first = "in a TaskGroup (4 sub-exceptions): KeyError: 'x'; ValueError: sample 0; ValueError: sample 1; and 3 more"
+    assert record.message == first
+    assert "ValueError: sample 4\n" in record.traceback
+    assert (
+        recorded(ExceptionGroup("more\nlines", [ValueError("a")])).message
+        == "more: ValueError: a\nlines (1 sub-exception)"
+    )
+
+
+class Collects(Exception):
+    """Of a library's own, as many have: which are in it, it says itself; and one of them is this very one."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__(f"all failed: {errors}")
+        self.exceptions = [self, *errors]
+
+
+class Hides(Exception):
+    @property
+    def exceptions(self) -> object:
+        raise RuntimeError("not yet")
+
+
+def test_what_only_looks_like_a_group_is_recorded_all_the_same() -> None:
+    assert recorded(Collects(ValueError("a"))).message == "all failed: (ValueError('a'),): ValueError: a"
+    assert recorded(Hides("x")).message == "x"
 
 
 def test_errnos_are_collected_along_the_chain_of_causes() -> None:
