@@ -382,6 +382,7 @@ class ChainLink:
         message: what it says.
         depth: how many were raised from it, one after the other.
         in_setup: whether ``init_process_group`` is in its traceback.
+        has_no_sender: whether the process that was to hand over a tensor was gone when the rank came to fetch that.
         kinds: see :func:`kinds`.
         names: what clients of stores call it: its class, the service's code, HTTP's status.
         errno: of an OSError.
@@ -393,6 +394,7 @@ class ChainLink:
     message: str
     depth: int = 0
     in_setup: bool = False
+    has_no_sender: bool = False
     kinds: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
     errno: int | None = None
@@ -455,16 +457,22 @@ def _link(error: BaseException, message: str, depth: int, *, is_cause: bool, is_
     with suppress(Exception):  # properties of anyone's
         names |= _names(error)
         number = error.errno if isinstance(error, OSError) and isinstance(error.errno, int) else None
-    kind, in_setup = type(error), _is_in_setup(error)
-    return ChainLink(kind.__qualname__, message, depth, in_setup, kinds(kind), names, number, is_cause, is_hidden)
-
-
-def _is_in_setup(error: BaseException) -> bool:
-    """Whether an exception was raised in torch's ``init_process_group``."""
-    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(
-        code.co_name == "init_process_group" and code.co_filename.endswith("distributed_c10d.py") for code in codes
+    kind, in_setup = type(error), _has_frame(error, "init_process_group", "distributed_c10d.py")
+    # A DataLoader sees by itself that its worker has ended, but not while that is still ending.
+    no_sender = isinstance(error, _NO_SENDER) and _has_frame(
+        error, "rebuild_storage_fd", "multiprocessing/reductions.py"
     )
+    facts = (in_setup, no_sender, kinds(kind), names, number)
+    return ChainLink(kind.__qualname__, message, depth, *facts, is_cause, is_hidden)
+
+
+_NO_SENDER = (EOFError, ConnectionError, FileNotFoundError)
+
+
+def _has_frame(error: BaseException, function: str, file: str) -> bool:
+    """Whether an exception has come through a function of torch's."""
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(code.co_name == function and code.co_filename.endswith(file) for code in codes)
 
 
 def _names(error: BaseException) -> set[str]:
@@ -522,12 +530,15 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 # What says that a process of the rank's own is gone, as SIGKILL would have it: of a DataLoader, of torch's mp.spawn and
-# its launcher, of pools (Python's, and loky's, which knows the status), of datasets' map, of subprocess, of dask.
+# its launcher, of pools (Python's, billiard's and loky's, which know the signal), of datasets' map, of subprocess, of
+# dask, of Ray.
 _WORKER_KILLED = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: Killed|exited unexpectedly)|"
     r"^process \d+ terminated with signal SIGKILL|^\s*exitcode\s+: -9 \(|"
     r"^A process in the process pool was terminated abruptly|SIGKILL\(-9\)|^One of the subprocesses has abruptly died|"
-    r"died with <Signals\.SIGKILL: 9>|but all those workers died while running it",
+    r"died with <Signals\.SIGKILL: 9>|but all those workers died while running it|"
+    r"Worker exited prematurely: signal 9 \(|^The (?:worker died unexpectedly while executing|actor died unexpectedly "
+    r"before finishing) this task\.",
     re.MULTILINE,
 )
 # torch's own texts, which have no errno: of the rank, and of a DataLoader's worker (as a cause, in the traceback); and
@@ -599,7 +610,8 @@ def of_exception(links: Sequence[ChainLink], *, world_size: int) -> Failure:
         (Failure.FULL_DISK, Failure.FULL_DISK in of_disk),
         (Failure.NODE_DISK, Failure.NODE_DISK in of_disk),
         (Failure.GPU_HARDWARE, links[0].type in _OF_CUDA and _GPU_HARDWARE.match(texts[0]) is not None),
-        (Failure.WORKER_KILLED, by_class is Failure.OWN and any(map(_WORKER_KILLED.search, texts))),
+        (Failure.OUT_OF_MEMORY, by_class is Failure.OWN and any(map(_ray_has_killed, links))),
+        (Failure.WORKER_KILLED, by_class is Failure.OWN and any(map(_lost_a_process, links))),
     )
     return next((failure for failure, is_so in rows if is_so), by_class)
 
@@ -639,10 +651,20 @@ def repeats(failure: Failure, links: Iterable[ChainLink]) -> bool:
     return failure.row.repeats or Failure.FULL_DISK in of_errnos(errnos(links))
 
 
-def worker_killed(text: str) -> str:
-    """The process ids of the DataLoader's workers that a text calls killed, as it has them; "" for none."""
+def worker_killed(text: str) -> str | None:
+    """The process ids of the DataLoader's workers that a text calls killed, as it has them; "" where it says so of
+    another process of the rank's, None where of none."""
     match = _WORKER_KILLED.search(text)
-    return (match and match[1]) or ""
+    return match and (match[1] or "")
+
+
+def _ray_has_killed(link: ChainLink) -> bool:
+    """Whether Ray has killed a worker before the kernel would have: it watches the same limit."""
+    return "ray.exceptions.OutOfMemoryError" in link.kinds
+
+
+def _lost_a_process(link: ChainLink) -> bool:
+    return link.has_no_sender or worker_killed(link.message) is not None
 
 
 # --- what a store says -----------------------------------------------------------------------------------------------

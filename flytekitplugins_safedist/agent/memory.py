@@ -115,13 +115,14 @@ def high_water(pid: int) -> int:
     return _table(Path(f"/proc/{pid}/status")).get("VmHWM:", 0) * 1024
 
 
-def told(now: Cgroup | None, before: Cgroup | None, peaks: Mapping[int, int]) -> str:
+def told(now: Cgroup | None, before: Cgroup | None, peaks: Mapping[int, int], *, ran_out: bool = False) -> str:
     """What is known of memory when a rank was killed, in one paragraph.
 
     Args:
         now: read after that.
         before: read when the ranks started.
         peaks: high-water in bytes by rank; 0 where it is not known.
+        ran_out: whether somebody else than the kernel says that it was out: the text ends with what to write then.
     """
     shown = ", ".join(f"rank {rank} {human(peak) if peak else 'unknown'}" for rank, peak in sorted(peaks.items()))
     text = f"Memory high-water of each rank of this node: {shown}."
@@ -134,7 +135,7 @@ def told(now: Cgroup | None, before: Cgroup | None, peaks: Mapping[int, int]) ->
     kills = killed(now, before)
     if kills is not None:
         text += f" Since the ranks started, the kernel's out-of-memory killer has ended {kills} process(es) here."
-    return text + _advice(now) if kills else text
+    return text + _advice(now) if kills or ran_out else text
 
 
 def _advice(now: Cgroup) -> str:

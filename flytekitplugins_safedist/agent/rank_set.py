@@ -392,8 +392,8 @@ class Ranks:
         if stopping is not None and outcome.time_ns > stopping and outcome.failed:
             # It failed because we told it to end, whatever it raised then.
             return replace(outcome, status=Status.STOPPED)
-        of_worker = outcome.raised is not None and outcome.raised.failure is Failure.WORKER_KILLED
-        return self._with_memory(outcome) if of_worker else outcome
+        row = None if outcome.raised is None else outcome.raised.failure
+        return self._with_memory(outcome) if row in (Failure.WORKER_KILLED, Failure.OUT_OF_MEMORY) else outcome
 
     def _without_record(self, member: _Member) -> RankOutcome:
         ended = member.ended
@@ -420,7 +420,9 @@ class Ranks:
             for member in self._members
         }
         short = bool(memory.killed(now, self._memory_before))
-        return replace(outcome, memory=memory.told(now, self._memory_before, peaks), out_of_memory=short)
+        ran_out = outcome.failure is Failure.OUT_OF_MEMORY
+        told = memory.told(now, self._memory_before, peaks, ran_out=ran_out)
+        return replace(outcome, memory=told, out_of_memory=short)
 
     def _told(self, member: _Member, outcome: RankOutcome) -> RankOutcome:
         """With the last lines of the rank's log, and, where a collective timed out, with what the others did."""

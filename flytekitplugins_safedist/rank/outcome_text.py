@@ -44,13 +44,17 @@ def _message(raised: Raised) -> str:
 
 
 def _loss(outcome: RankOutcome) -> str:
-    """Of a rank that lost a process of its own to the kernel, that it did; of a DataLoader's, which ones."""
+    """Of a rank that lost a process of its own, that it did, where the exception does not say so itself, or it was to
+    the kernel; of a DataLoader's, which ones."""
     raised = outcome.raised
-    if raised is None or outcome.failure is not Failure.OUT_OF_MEMORY:
+    if raised is None or raised.failure is not Failure.WORKER_KILLED:
         return ""
-    workers = worker_killed(raised.message) or worker_killed(raised.traceback)
-    lost = f"DataLoader worker(s) {workers} (process ids)" if workers else "a process that it had started"
-    return f"lost {lost} to the kernel's out-of-memory killer, and "
+    of_message = worker_killed(raised.message)
+    workers = of_message or worker_killed(raised.traceback)
+    lost = f"lost DataLoader worker(s) {workers} (process ids)" if workers else "lost a process that it had started"
+    if outcome.failure is Failure.OUT_OF_MEMORY:
+        return f"{lost} to the kernel's out-of-memory killer, and "
+    return f"{lost}, and " if of_message is None else ""
 
 
 def _frames(raised: Raised) -> str:

@@ -42,6 +42,7 @@ def limited(group: Path) -> dict[str, str]:
         ("a_rank_is_greedy", "was killed by SIGKILL: the kernel's"),
         ("a_pools_process_is_greedy", "lost a process that it had started to the kernel's"),
         ("a_spawned_process_is_greedy", "lost a process that it had started to the kernel's"),
+        ("a_tensors_sender_is_greedy", "lost a process that it had started to the kernel's"),
     ],
 )
 def test_the_kernel_takes_a_rank_or_a_process_of_its_and_the_agent_says_so(

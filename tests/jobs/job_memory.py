@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ class Greedy(Dataset[torch.Tensor]):
 
 def train(workers: int) -> None:
     dist.init_process_group("gloo")
-    # No tensors: of a worker that is gone the rank would have to fetch one that it has announced, and find an EOFError.
+    # No tensors: of a worker that has announced one, and is gone as the rank comes for it, the loader does not know.
     for _ in DataLoader(Greedy(), batch_size=4, num_workers=workers, collate_fn=len):
         dist.all_reduce(torch.ones(4))
 
@@ -55,6 +56,22 @@ def with_a_pool() -> None:
         pool.submit(holds_all).result()
 
 
+def hands_over_and_holds_all(queue: Any) -> None:
+    queue.put(torch.ones(4))
+    queue.close()
+    queue.join_thread()  # it is told of
+    holds_all()
+
+
+def fetches_from_one_that_is_gone() -> None:
+    context = mp.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=hands_over_and_holds_all, args=(queue,))
+    process.start()
+    process.join()
+    queue.get()
+
+
 def train_beside(starts: Callable[[], object]) -> None:
     dist.init_process_group("gloo")
     if current_rank().rank == 1:
@@ -70,6 +87,11 @@ def a_pools_process_is_greedy() -> None:
 @task(task_config=SafeTorch(nproc_per_node=2))
 def a_spawned_process_is_greedy() -> None:
     train_beside(lambda: mp.spawn(holds_all))  # type: ignore[no-untyped-call]
+
+
+@task(task_config=SafeTorch(nproc_per_node=2))
+def a_tensors_sender_is_greedy() -> None:
+    train_beside(fetches_from_one_that_is_gone)
 
 
 def in_use(group: Path) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import socket
 import sys
 import tempfile
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch.multiprocessing
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins_safedist import errors, meeting
@@ -34,8 +37,10 @@ from flytekitplugins_safedist.failures import (
 from flytekitplugins_safedist.hangs.gpus import GpuFault
 from flytekitplugins_safedist.rank import recording
 from flytekitplugins_safedist.rank.outcome import Raised, Status
+from flytekitplugins_safedist.rank.outcome_text import describe
 from tests.harness.objectstore import ClientError
 from tests.harness.outcomes import failed, outcome, raised
+from tests.harness.procs import DEADLINE
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup, ExceptionGroup  # which pytest brings there
@@ -336,6 +341,10 @@ GONE_PROCESSES = (
     "One of the subprocesses has abruptly died during map operation.To debug the error, disable multiprocessing.",
     "Command '['make-tiles', '7']' died with <Signals.SIGKILL: 9>.",
     "Attempted to run task 'tile-7b' on 4 different workers, but all those workers died while running it. The last",
+    '\n"""\nTraceback (most recent call last):\n  File "pool.py", line 1367, in mark_as_worker_lost\n    raise '
+    'WorkerLostError(\nbilliard.exceptions.WorkerLostError: Worker exited prematurely: signal 9 (SIGKILL) Job: 0.\n"""',
+    "The worker died unexpectedly while executing this task. Check python-core-worker-*.log files for more",  # Ray's
+    "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 7496\nThe actor is dead because",
     "\n=====\ntrain FAILED\n-----\nRoot Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  "
     "exitcode  : -9 (pid: 31749)  (SIGKILL)\n  error_file: <N/A>\n",  # torch.distributed.run
 )
@@ -350,6 +359,7 @@ GONE_WORKER = "DataLoader worker (pid(s) 25974, 25975) exited unexpectedly"
         *((text, Failure.WORKER_KILLED) for text in GONE_PROCESSES),
         ("process 1 terminated with signal SIGSEGV", Failure.OWN),
         ("The exit codes of the workers are {SIGSEGV(-11)}", Failure.OWN),
+        ("WorkerLostError: Worker exited prematurely: signal 11 (SIGSEGV) Job: 0.", Failure.OWN),
         ("Command '['make-tiles', '7']' died with <Signals.SIGTERM: 15>.", Failure.OWN),
         ("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ", Failure.OWN),
         ("unable to mmap 4096 bytes from file </torch_71_302_0>: Cannot allocate memory (12)", Failure.OWN),
@@ -363,6 +373,54 @@ GONE_WORKER = "DataLoader worker (pid(s) 25974, 25975) exited unexpectedly"
 def test_what_a_worker_died_of_may_be_below_the_exception(message: str, failure: Failure) -> None:
     assert of(RuntimeError(message)).failure is failure
     assert of(raised_from(RuntimeError(message), StepFailed("x"))).failure is failure
+
+
+@pytest.mark.processes
+def test_what_a_process_that_is_gone_was_to_hand_over_is_lost_with_it() -> None:
+    """A DataLoader says so of its worker, but not of one that the kernel has not quite ended yet."""
+    killed = torch.multiprocessing.get_context("fork")
+    queue = killed.Queue()
+    process = killed.Process(target=hands_over, args=(queue,))
+    process.start()
+    process.join()
+    with pytest.raises(ConnectionRefusedError) as met:
+        queue.get(timeout=DEADLINE)
+    lost = of(met.value)
+    assert lost.failure is of(raised_from(met.value, StepFailed("x"))).failure is Failure.WORKER_KILLED
+    assert "lost a process that it had started, and raised ConnectionRefusedError: " in describe(failed(of=lost))
+    assert of(ConnectionRefusedError("of the user's own")).failure is Failure.OWN
+
+
+def hands_over(queue: Any) -> None:
+    queue.put(torch.ones(4))
+    queue.close()
+    queue.join_thread()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("message", "trace", "lost"),
+    [
+        (KILLED_WORKER, "", ""),
+        ("step 5 failed", KILLED_WORKER, "lost DataLoader worker(s) 25974 (process ids), and "),
+        ("step 5 failed", GONE_PROCESSES[0], "lost a process that it had started, and "),
+    ],
+)
+def test_that_a_process_was_lost_stands_in_the_first_line_once(message: str, trace: str, lost: str) -> None:
+    raised = Raised("StepFailed", message, trace, failure=Failure.WORKER_KILLED)
+    assert f"(n0) {lost}raised StepFailed: {message}" in describe(failed(of=raised))
+
+
+class OutOfMemoryError(Exception):
+    """As Ray's: known by its name."""
+
+    __module__, __qualname__ = "ray.exceptions", "OutOfMemoryError"
+
+
+def test_rays_word_that_memory_ran_out_is_believed() -> None:
+    assert of(OutOfMemoryError("x")).failure is Failure.OUT_OF_MEMORY
+    assert of(raised_from(OutOfMemoryError("x"), StepFailed("x"))).failure is Failure.OUT_OF_MEMORY
+    assert of(raised_from(OutOfMemoryError("x"), FlyteRecoverableException("x"))).failure is Failure.RECOVERABLE
 
 
 def test_a_worker_that_was_killed_was_out_of_memory_where_the_kernel_counts_one() -> None:

@@ -212,6 +212,21 @@ def test_a_worker_that_the_kernel_took_is_out_of_memory_and_is_named(round_, mon
     assert "Memory high-water of each rank" in rest
 
 
+def test_what_ray_kills_before_the_kernel_would_is_out_of_memory_as_well(round_, monkeypatch):
+    ranks, _, orders = round_
+    monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 29, 7, peak=1 << 30))
+    said = "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2) was"
+    killed = Raised("ray.exceptions.OutOfMemoryError", said, "", failure=Failure.OUT_OF_MEMORY)
+    leave(orders[1], Status.RAISED, time_ns=1, raised=killed)
+    ranks.poll()
+    [outcome] = ranks.outcomes()
+    first, _, rest = describe(outcome).partition("\n")
+    assert outcome.label == "USER:OutOfMemory"
+    assert f") raised ray.exceptions.OutOfMemoryError: {said}" in first
+    assert "Memory high-water of each rank" in rest
+    assert "requests=Resources(mem=" in rest
+
+
 def test_a_rank_that_has_not_begun_in_time_is_told_with_where_it_is(late_round, monkeypatch):
     ranks, _, orders = late_round
     open_page(orders[0].files.page).begin()
