@@ -167,28 +167,35 @@ class RankProcess:
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank has no result then
             self._fail(error.error if isinstance(error, users_code.UsersError) else error)
             return EXIT_FAILED
-        self._recorder.close(failed=False)
-        self.end(Status.SUCCEEDED)
+        users_code.undisturbed(self._succeed)
         return 0
 
-    def end(self, status: Status, raised: Raised | None = None, step: int = -1) -> RankOutcome:
+    def _succeed(self) -> None:
+        self._recorder.close(failed=False)
+        self.end(Status.SUCCEEDED, time.time_ns())
+
+    def end(self, status: Status, time_ns: int, raised: Raised | None = None, step: int = -1) -> RankOutcome:
         """Leave the outcome, and return it as it is left."""
         timed_out = raised is not None and raised.failure is Failure.TIMED_OUT
         facts = {"raised": raised, "timed_out": timed_out, "seconds": self.seconds, "step": step}
-        outcome = RankOutcome.of(self._order.context, os.getpid(), status, time.time_ns(), **facts)
+        outcome = RankOutcome.of(self._order.context, os.getpid(), status, time_ns, **facts)
         outcome = outcome.fitting(RECORD_BYTES, RankOutcome.to_json)
         self._page.end(outcome.to_json())
         return outcome
 
     def _fail(self, error: BaseException) -> None:
+        now = time.time_ns()  # to say what has happened may take seconds
+        left = users_code.undisturbed(lambda: self._record(error, now))
+        if left is not None and not isinstance(error, KeyboardInterrupt):  # nobody wants to read where that was
+            # The rank's log is where a user looks first; a text is cut there as it is in the verdict.
+            print(recording.told_to_hook(error) + left.traceback, file=sys.stderr, end="", flush=True)  # noqa: T201
+
+    def _record(self, error: BaseException, time_ns: int) -> Raised | None:
         shown = recording.shown(error)
         self._recorder.close(failed=True)
         me = self._order.context
         raised = recording.record(error, shown, rank=me.rank, world_size=me.world_size)
-        left = self.end(Status.RAISED, raised, self._page.step).raised
-        if left is not None and not isinstance(error, KeyboardInterrupt):  # nobody wants to read where that was
-            # The rank's log is where a user looks first; a text is cut there as it is in the verdict.
-            print(recording.told_to_hook(error) + left.traceback, file=sys.stderr, end="", flush=True)  # noqa: T201
+        return self.end(Status.RAISED, time_ns, raised, self._page.step).raised
 
     def _difference(self, libraries: Collection[str]) -> str | None:
         """Why a fresh interpreter, having imported the user's module, would be another than this one."""

@@ -59,6 +59,15 @@ def without_children() -> Iterator[None]:
             stopping.end_now(status & 0xFF)
 
 
+def undisturbed(action: Callable[[], T]) -> T:
+    """What ``action`` returns, which is begun anew where something is raised in the middle of it: by a handler of a
+    signal's, the user's (``sys.exit`` at SIGTERM) or torch's (a DataLoader's worker was killed)."""
+    for _ in range(_TRIES):
+        with suppress(BaseException):
+            return action()
+    return action()
+
+
 def _as_raised(error: BaseException) -> BaseException:
     """What was raised, where a block that it came through (ours, a library's, the user's own) has made that refusal of
     it."""

@@ -93,6 +93,14 @@ def test_a_call_in_this_process_raises_what_a_rank_has_raised(warm, tmp_path, ho
     assert "Flyte " not in caught["text"], "nobody tries it again here"
 
 
+def test_a_rank_that_is_told_to_stop_as_it_says_why_it_failed_has_failed_for_that(warm, tmp_path):
+    ended = warm.run("job_failing:one_is_stopped_as_it_says_why_it_failed", tmp_path / "job", kind="execute")
+    error = uploaded_error(ended)
+    assert (error.code, ended.left) == ("USER:LateWordsError", [])
+    assert "rank 1 (local_rank 1)" in error.message.splitlines()[0]
+    assert "raised job_failing.LateWordsError: the reason" in error.message
+
+
 @pytest.mark.end("peer lost", "USER:PeersLost")
 def test_a_rank_that_returned_early_is_named_where_the_others_only_lost_it(warm, tmp_path, as_promised):
     ended = warm.run("job_failing:one_returns_early", tmp_path / "job", kind="execute")

@@ -132,6 +132,32 @@ def one_fails() -> int:
     return 0
 
 
+class LateWordsError(ValueError):
+    """Says what has happened when its rank is told to stop, which has a handler that leaves by an exception."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped = threading.Event()
+        signal.signal(signal.SIGTERM, self.leave)
+
+    def leave(self, *_: object) -> None:
+        self.stopped.set()
+        raise SystemExit(143)
+
+    def __str__(self) -> str:
+        (current_rank().node_dir / "is asked").touch()
+        self.stopped.wait()
+        return "the reason"
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def one_is_stopped_as_it_says_why_it_failed() -> None:
+    if current_rank().rank == 1:
+        raise LateWordsError
+    wait_for(current_rank().node_dir / "is asked")
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:31121")
+
+
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
 def one_returns_early() -> None:
     """Rank 1 has a batch less than rank 0."""

@@ -245,7 +245,7 @@ def left(directory: Path, raised: Raised | None) -> RankOutcome:
     agents = shared_page.make(to.files.page)
     rank = main.RankProcess(None, to, 0, {}, None)  # type: ignore[arg-type]
     rank.seconds["function"] = 1.5
-    rank.end(Status.RAISED if raised else Status.SUCCEEDED, raised)
+    rank.end(Status.RAISED if raised else Status.SUCCEEDED, 1, raised)
     record = agents.record
     assert record is not None
     assert len(record.encode()) <= shared_page.RECORD_BYTES
