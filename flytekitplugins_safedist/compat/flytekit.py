@@ -266,6 +266,26 @@ def adapt_entrypoint(
     entrypoint._build_error_file_name = lambda: ERROR_FILE_NAME
     entrypoint.get_traceback_str = traceback(lookup(entrypoint, "get_traceback_str", of="flytekit"))
     entrypoint._dispatch_execute = dispatch(lookup(entrypoint, "_dispatch_execute", of="flytekit"))
+    _forget_loops_that_do_not_run()
     # A deck is opened where nothing may be fetched from elsewhere, and flytekit's page links to a font.
     page = lookup(deck, "get_deck_template", of="flytekit")
     deck.get_deck_template = lambda: Template(re.sub(r"<link [^>]*>", "", page().template))
+
+
+def _forget_loops_that_do_not_run() -> None:
+    """flytekit keeps a loop whose thread could not be started, and its next call waits for that without end."""
+    from flytekit.utils import asyn
+
+    runner = lookup(asyn, "_TaskRunner", of="flytekit")
+    run = runner.run
+
+    def run_or_forget(self: Any, coroutine: Any) -> Any:
+        try:
+            return run(self, coroutine)
+        except RuntimeError:
+            if not lookup(self, "_TaskRunner__loop", of="flytekit").is_running():
+                self._TaskRunner__loop = None
+                coroutine.close()
+            raise
+
+    runner.run = run_or_forget

@@ -1,4 +1,4 @@
-"""Ranks on a machine whose disk fails, or whose shared memory is full."""
+"""A machine whose disk fails, whose shared memory is full, or that has no room for a further thread."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from flyteidl.core import errors_pb2
 
 from tests.harness import needs
+from tests.harness.control_groups import control_group
 from tests.harness.fusefs import FuseMount, require
 from tests.harness.procs import uploaded_error
 
@@ -54,3 +55,15 @@ def test_shared_memory_that_is_too_small_for_what_workers_hand_over_is_named(war
     ended = warm.run("job_workers:hands_over_too_much", tmp_path / "job", kind="execute", environment=small)
     as_promised(ended)
     assert "give the task more: @task(shared_memory=...)" in uploaded_error(ended).message
+
+
+def test_a_container_that_may_have_no_further_thread_ends_and_says_so(warm, tmp_path: Path) -> None:
+    """Two processes: the agent and the rank server. Nothing is fetched or uploaded without a thread of flytekit's."""
+    with control_group("pids", {"pids.max": "2"}, {"pids.max": "2"}) as group:
+        environment = {"TEST_ENTERS": str(group)}
+        ended = warm.run("job_private:nothing", tmp_path / "job", kind="execute", environment=environment)
+    assert (ended.code, ended.uploaded, ended.left) == (137, [], [])
+    assert "the verdict cannot be uploaded: RuntimeError: can't start new thread" in ended.err
+    last = ended.err.splitlines()[-1]
+    assert "the limit of this container that is named" in last
+    assert last.partition("failed: ")[2] in (ended.files / "termination-log").read_text()

@@ -69,7 +69,10 @@ def test_a_node_that_leaves_while_its_job_goes_on_says_that(warm, tmp_path, rank
     assert "Flyte retries" not in ended.err
 
 
-@pytest.mark.end("nothing can be uploaded: the store is down, or the pod is told to stop before the task is loaded")
+@pytest.mark.end(
+    "nothing can be uploaded: the store is down, the container may have no further thread, or the pod is told to stop "
+    "before the task is loaded"
+)
 def test_where_nothing_can_be_uploaded_the_pod_exits_with_another_status(warm, tmp_path):
     (tmp_path / "file").write_text("in the way")
     place = ("--output-prefix", str(tmp_path / "file" / "outputs"))
