@@ -18,8 +18,9 @@ from pathlib import Path
 from socket import gethostname
 from typing import Literal
 
-from ..errors import FsError, FsTimeoutError, PathBlockedError
+from ..errors import FsError, FsTimeoutError, FsUnsupportedError, PathBlockedError
 from ..jitter import jittered
+from . import oserrors
 from .identity import known_identity, timeout_s
 from .oserrors import Backoff, entries, explain, may_pass, mount_of, nearest_dir
 
@@ -41,11 +42,12 @@ def ensure_dir(path: str | os.PathLike[str], *, mode: int = 0o777, timeout: floa
     Raises:
         PathBlockedError: a file, or a symbolic link to nothing, is in the way.
         FsAccessError, ReadOnlyFsError, NoSpaceError, StaleHandleError, FsIoError: as the errno says.
+        FsUnsupportedError: nothing can be made there (proc, say).
         FsTimeoutError: the server says that it exists, but it did not become visible.
     """
     given, limit, began = os.fspath(path), timeout_s(timeout), time.monotonic()
     target = given.rstrip("/") or given  # with a slash at the end the kernel says other things of what is in the way
-    pause, retry, seen = _own_pauses(), Backoff(), ""
+    pause, retry, parent, seen = _own_pauses(), Backoff(), _Parent(target), ""
     while True:
         try:
             os.mkdir(target, mode)  # noqa: PTH102  (the common case, at the price of one system call)
@@ -58,8 +60,7 @@ def ensure_dir(path: str | os.PathLike[str], *, mode: int = 0o777, timeout: floa
                 _see_whether_it_is_late(target)
                 seen = "mkdir: it exists; stat: it does not"
             elif error.errno == errno.ENOENT:
-                _make_parent(target, error, left)
-                again, seen = bool(seen), "its parent vanishes again and again"
+                again, seen = bool(seen), parent.make(error, left)
                 if not again:
                     continue
             elif retry.allows(error):
@@ -73,13 +74,47 @@ def ensure_dir(path: str | os.PathLike[str], *, mode: int = 0o777, timeout: floa
     return Path(target)
 
 
-def _make_parent(target: str, error: OSError, left: float) -> None:
-    # As it is written, which is what mkdir follows: "link/../x" is beside what the link points to, not beside the link.
-    parent = os.path.dirname(target)  # noqa: PTH120
-    if not parent or parent == target:  # nothing above it that could be made: the working directory itself is gone
-        raise explain(error, target, "make the directory") from error
-    if left > 0:
-        ensure_dir(parent, timeout=left)
+class _Parent:
+    """The directory that another is to be made in, from try to try."""
+
+    def __init__(self, target: str) -> None:
+        # As it is written, which is what mkdir follows: "link/../x" is beside what the link points to, not beside the
+        # link.
+        self._target, self._path = target, os.path.dirname(target)  # noqa: PTH120
+        self._which: tuple[int, int] | None = None
+        self._since = 0.0
+
+    def make(self, error: OSError, left: float) -> str:
+        """Make it, where mkdir has said that it is not there; what is to be said of that where it says so again.
+
+        Raises:
+            FsError: it cannot be made; or has been there all the time.
+        """
+        if (
+            not self._path or self._path == self._target
+        ):  # nothing above it could be made: the working directory is gone
+            raise explain(error, self._target, "make the directory") from error
+        before, self._which = self._which, self._identity()
+        if self._which is None or self._which != before:
+            self._since = time.monotonic()
+            if left > 0:
+                ensure_dir(self._path, timeout=left)
+            return "its parent vanishes again and again"
+        if time.monotonic() - self._since > oserrors.PATIENCE_S:  # a client may remember for a while what is gone
+            raise FsUnsupportedError(
+                "cannot make the directory: its parent is there, and the file system says that it is not",
+                where={"path": self._target, "host": gethostname(), "file_system": str(mount_of(self._target))},
+                seen="ENOENT",
+                hint="choose another file system, or see whether what is mounted there takes files",
+            ) from error
+        return "mkdir: its parent is not there; stat: it is"
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self._path)  # noqa: PTH116
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
 
 def _see_whether_it_is_late(target: str) -> None:

@@ -287,7 +287,8 @@ def test_a_leader_that_is_none_any_more_is_left_for_where_the_name_leads(monkeyp
             heard(inbox, LinkLost)
             link.begin(status())
         found, _ = new.accept()
-        if it == "is the job's no more":  # and where it leads is known again: a reset there is no reason to wait for DNS
+        if it == "is the job's no more":
+            # Where it leads is known again: a reset there is no reason to wait for DNS.
             found.sendall(wire.beat(1.0))
             there = ()
             found.close()

@@ -11,6 +11,7 @@ from flytekitplugins_safedist.errors import (
     FsAccessError,
     FsError,
     FsTimeoutError,
+    FsUnsupportedError,
     NoSpaceError,
     PathBlockedError,
     ReadOnlyFsError,
@@ -43,12 +44,22 @@ def test_a_parent_that_vanishes_again_and_again_is_told_when_the_time_is_up(tmp_
 
     def vanish(path, *args):
         if path == target:
+            os.rmdir(tmp_path / "parent")
             raise FileNotFoundError(errno.ENOENT, "gone again")
         mkdir(path, *args)
 
     monkeypatch.setattr(os, "mkdir", vanish)
     with pytest.raises(FsTimeoutError, match="its parent vanishes again and again"):
         ensure_dir(target, timeout=0.01)
+
+
+@pytest.mark.parametrize("below", ["", "/sub"])
+def test_a_file_system_in_which_nothing_can_be_made_is_told_as_that(monkeypatch, below):
+    with pytest.raises(FsTimeoutError, match="mkdir: its parent is not there; stat: it is"):
+        ensure_dir(f"/proc/none{below}", timeout=0.1)
+    monkeypatch.setattr(oserrors, "PATIENCE_S", 0.05)
+    with pytest.raises(FsUnsupportedError, match=r"its parent is there, .*\[path=/proc/none, .*file_system=proc "):
+        ensure_dir(f"/proc/none{below}", timeout=3600)
 
 
 def test_a_link_to_nothing_is_waited_for_where_another_machine_may_be_making_what_it_names(tmp_path, monkeypatch):
