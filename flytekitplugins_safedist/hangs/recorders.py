@@ -144,10 +144,12 @@ class _Reading:
         is_followed = not entries or max(status.values(), default=0) > 0
         record.is_whole = record.is_whole and bool(dump) and is_followed
         record.count += sum(status.values()) + (entries[-1]["record_id"] + 1 if entries else 0)
+        # By its id, which no two groups have: the clock may be set back once a group was made again.
+        since = {each["pg_id"] for each in entries if int(each["time_created_ns"]) >= self._made_at(each)}
         for some in _batches(entries):
             entry = some[-1]
             name, id_ = str(entry["process_group"][0]), (backend, str(entry["pg_id"]))
-            if name in self._gone or int(entry["time_created_ns"]) < self._noted["again"].get(name, 0):
+            if name in self._gone or entry["pg_id"] not in since:
                 self._names[id_] = _GONE
                 continue
             wait = self._wait(backend, entry, some)
@@ -160,6 +162,9 @@ class _Reading:
         del record.latest[:-LATEST]
         if entries and entries[0]["record_id"]:
             self._add_evicted(backend, status)
+
+    def _made_at(self, entry: Mapping[str, Any]) -> int:
+        return int(self._noted["again"].get(str(entry["process_group"][0]), 0))
 
     def _add_evicted(self, backend: str, status: Mapping[str, int]) -> None:
         """Groups all of whose entries have left the ring: no fewer than that."""

@@ -83,6 +83,7 @@ FULL = dump(
 """A ring from which all entries of groups 0 and 1 have gone."""
 EARLIER = [entry(1, "broadcast"), entry(2, "all_reduce", retired=False), entry(3, "barrier")]
 LATER = entry(1, "all_reduce", pg_id=2, record_id=3, time_created_ns=9 * 10**9, retired=False)
+SET_BACK = entry(2, "barrier", pg_id=2, record_id=4, retired=False)  # the clock was, meanwhile
 OF_9 = entry(7, "all_reduce", pg_id=3, process_group=["9", ""], record_id=4000)
 OF_CLOSED = entry(1, "barrier", pg_id=1, process_group=["3", "undefined"], retired=False)
 REDUCES = entry(2, "all_reduce", retired=False)
@@ -95,6 +96,12 @@ AGAIN, GROUPS = {"again": {"0": 5 * 10**9}}, {"groups": {"0": "0-2", "2": "0,1",
         # Of a group whose name another had before it is no matter what that one did, nor what it had not ended.
         (dump(*EARLIER), AGAIN, {}, "whole"),
         (dump(*EARLIER, LATER, _0=3, _2=1), AGAIN, {}, "all_reduce of Float[3] (#1 of group 0); gloo 0 0-2: 1; whole"),
+        (
+            dump(*EARLIER, {**LATER, "retired": True}, SET_BACK, _0=3, _2=2),
+            AGAIN,
+            {},
+            "barrier of Float[3] (#2 of group 0); gloo 0 0-2: 2; whole",
+        ),
         (dump(OF_9, _0=3, _2=4, _3=7), AGAIN, {"0": "\0", "2": "0"}, "gloo 9 : 7; gloo 0 0-2: 4; whole"),
         # What was given up in a group that is closed is never noted as ended; one of its name may be made again.
         (
