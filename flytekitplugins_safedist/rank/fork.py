@@ -18,6 +18,7 @@ import multiprocessing.util
 import operator
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -244,6 +245,20 @@ def places_of(spec: ModuleSpec) -> list[str]:
 
 
 # --- what libraries read of the environment as they are imported ------------------------------------------------------
+UNDER: dict[str, str] = {
+    # OpenMP and OpenBLAS start their threads when they are loaded, unless they have just one. Ranks get their own
+    # number back.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    # torch.cuda.is_available() then asks NVML instead of initialising the driver, which no fork survives
+    # (torch/cuda/__init__.py: is_available).
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # pyarrow's jemalloc has a thread give memory back, and does without where it may not. pandas, datasets,
+    # transformers' Trainer and torch._dynamo import it, where it is installed.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""Under which libraries are imported; ranks have their own word again."""
+
 _OWN = {"os", "collections.abc", "_collections_abc", __name__}
 _EACH_RANKS_OWN = frozenset(
     {envvars.TMPDIR, "TEMP", "TMP", "PYTORCH_NVML_BASED_CUDA_CHECK", *(cache.variable for cache in CACHES)}
@@ -264,6 +279,16 @@ def add_sets(environment: Mapping[str, str], sets: Sets) -> dict[str, str]:
     one before (``os.environ["PATH"] = mine + os.environ["PATH"]``): one that is another here stays as it is."""
     new = {name: value for name, (before, value) in sets.items() if environment.get(name, before) == before}
     return {**environment, **new}
+
+
+def spares(difference: str) -> str:
+    """What spares ranks a second start, by why they make one (:meth:`Reads.difference`)."""
+    name = re.match(r"\w*", difference)
+    is_ours = name is not None and name[0] in {
+        *UNDER,
+        *envvars.IDENTITY,
+    }  # as libraries are imported, whatever a task says
+    return 'SafeTorch(start_method="spawn")' if is_ours else "@task(environment=...)"
 
 
 class Reads:

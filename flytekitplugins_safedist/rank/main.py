@@ -34,7 +34,7 @@ from ..record.writer import RECORDER, Recorder
 from . import context, debugger, recording, replicas, shared_page, task, users_code
 from .backends.horovod import refuse_unknown_address
 from .backends.torch import prepare_store
-from .fork import Reads, Sets, add_sets, as_fresh, die_with_parent, elsewhere
+from .fork import Reads, Sets, add_sets, as_fresh, die_with_parent, elsewhere, spares
 from .order import JobOrder, RankOrder
 from .outcome import RECORD_BYTES, Raised, RankOutcome, Status
 
@@ -203,7 +203,7 @@ class RankProcess:
             return None
         why = self._reads.difference(add_sets(self._order.environment, self._sets), os.environ)
         if why is not None:
-            return f"{why}; @task(environment=...) would spare that"
+            return f"{why}; {spares(why)} would spare that"
         return None if tuple(sys.path) == self._job.sys_path else elsewhere(libraries, sys.path)
 
     def _become(self) -> Evidence:

@@ -25,22 +25,8 @@ from typing import Any, NoReturn
 
 from .. import envvars
 from ..errors import IncompatibleVersionError
-from ..rank.fork import Reads, add_sets, die_with_parent
+from ..rank.fork import UNDER, Reads, add_sets, die_with_parent
 from .scan import Step
-
-UNDER: dict[str, str] = {
-    # OpenMP and OpenBLAS start their threads when they are loaded, unless they have just one. Ranks get their own
-    # number back.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    # torch.cuda.is_available() then asks NVML instead of initialising the driver, which no fork survives
-    # (torch/cuda/__init__.py: is_available).
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    # pyarrow's jemalloc has a thread give memory back, and does without where it may not. pandas, datasets,
-    # transformers' Trainer and torch._dynamo import it, where it is installed.
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
-"""Under which libraries are imported; ranks have their own word again."""
 
 GPU_DEVICES: tuple[str, ...] = ("/dev/nvidia-uvm", "/dev/kfd")
 """What opening a GPU's driver for work opens. NVML, which only asks, opens others, and survives a fork."""

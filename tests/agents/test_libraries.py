@@ -116,6 +116,7 @@ def test_a_variable_that_the_module_sets_before_an_import_has_its_effect_in_each
     assert line.startswith("[rank 0] [safedist] warning: ")
     assert "WEATHER_HOME" in line
     assert "weather" in line
+    assert line.endswith("; @task(environment=...) would spare that")
     assert "/mine" not in line, "values may be secrets"
 
 
@@ -125,10 +126,12 @@ def test_variables_that_a_library_does_not_read_change_nothing(looks):
     assert "start again" not in ended.out
 
 
-def test_a_library_that_reads_which_rank_it_is_in_finds_it(looks):
-    ended, ranks = looks(QUIET + "SAW = os.environ.get('LOCAL_RANK')\n")
-    assert sorted(each["saw"] for each in ranks) == ["0", "1"]
-    assert "LOCAL_RANK has another value here than weather found" in ended.out
+@pytest.mark.parametrize(("name", "values"), [("LOCAL_RANK", ["0", "1"]), ("OMP_NUM_THREADS", ["3", "3"])])
+def test_a_library_that_reads_what_is_each_ranks_own_finds_it_whatever_a_task_sets(looks, name, values):
+    ended, ranks = looks(QUIET + f"SAW = os.environ.get('{name}')\n", OMP_NUM_THREADS="3")
+    assert sorted(each["saw"] for each in ranks) == values
+    why = f"{name} has another value here than weather found as it was imported for all ranks; "
+    assert f'{why}SafeTorch(start_method="spawn") would spare that' in ended.out
 
 
 def test_numexpr_has_the_threads_of_each_rank_which_need_not_be_a_fresh_interpreter_for_that(looks, tmp_path):

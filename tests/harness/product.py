@@ -42,7 +42,7 @@ PRIVATE = {
     "command": "plugin.jobspec:command",
     "SafeTask": "plugin.task:SafeTask",
     "context": "rank.context",
-    "SAFE_IMPORT_ENVIRONMENT": "rank_server.libraries:UNDER",
+    "SAFE_IMPORT_ENVIRONMENT": "rank.fork:UNDER",
     "disk": "agent.disk",
     "ReservedPort": "coordinator.ports:ReservedPort",
     "run_record": "record.run",
