@@ -63,11 +63,14 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
     """A running rank server.
 
     Use as a context manager: leaving it ends the server, every rank, and all their descendants.
+
+    Attributes:
+        pid: its process id.
     """
 
     def __init__(self, launched: Launched) -> None:
         self._connection = launched.connection
-        self._pid = launched.pid
+        self.pid = launched.pid
         self._ended: list[EndedRank] = []
         self._started: set[int] = set()
         self._answers: list[dict[str, Any]] = []
@@ -180,7 +183,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         if self._store_exit_code is not None:
             raise LaunchError(
                 "the process that keeps the store at which torch's ranks meet is gone",
-                where={"pid of the rank server": self._pid, "host": socket.gethostname()},
+                where={"pid of the rank server": self.pid, "host": socket.gethostname()},
                 seen=how_ended(self._store_exit_code),
                 expected="it to live as long as the ranks: without it no group can be made, and NCCL's own watch fails",
                 hint="give the pod more memory if it was killed",
@@ -223,7 +226,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         self._connection.close()
         if self._taking:
             self._kill(signal.SIGKILL)
-        cleanup.thaw(self._pid)
+        cleanup.thaw(self.pid)
         self._reap(SERVER_NICE_SECONDS)
 
     # --- protocol --------------------------------------------------------------------------------------------------
@@ -253,7 +256,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
             if left <= 0:
                 raise LaunchTimeoutError(
                     f"the process that starts ranks did not answer {op!r} in time",
-                    where={"pid": self._pid},
+                    where={"pid": self.pid},
                     seen=f"nothing for {timeout:g} s",
                     hint="raise Timeouts(start=...) if importing your libraries takes that long; else look for a hang "
                     "at import (py-spy dump --pid)",
@@ -263,7 +266,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         if "error" in answer:
             raise LaunchError(
                 f"the process that starts ranks could not {op}",
-                where={"pid": self._pid},
+                where={"pid": self.pid},
                 seen=answer["error"],
                 hint="look at what it names; at a limit of this container (processes and threads, open files, memory)",
             )
@@ -280,7 +283,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         if not self._is_readable(wait):
             if time.monotonic() > self._looked_at + _LOOK_SECONDS:
                 self._looked_at = time.monotonic()
-                cleanup.thaw(self._pid)  # else nobody hears of a rank's end
+                cleanup.thaw(self.pid)  # else nobody hears of a rank's end
             return
         try:
             message = json.loads(frames.receive(self._connection, frames.RANK_BYTES))
@@ -310,7 +313,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
             )
         return LaunchError(
             "the process that starts and watches this node's ranks is gone, and its ranks with it",
-            where={"pid": self._pid, "host": socket.gethostname()},
+            where={"pid": self.pid, "host": socket.gethostname()},
             seen=how_ended(self._exit_code),
             hint=hint,
         )
@@ -318,7 +321,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
     def _kill(self, number: int) -> None:
         """The server, under whatever process id it goes on: it leads a group."""
         with contextlib.suppress(ProcessLookupError):  # gone unseen, see _reap
-            os.killpg(self._pid, number)
+            os.killpg(self.pid, number)
 
     def _reap(self, patience: float) -> None:
         # What the kernel cannot end now waits for a device or a file system, and is left.
@@ -326,7 +329,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
             deadline = time.monotonic() + seconds
             while self._exit_code is None:
                 try:
-                    pid, status = os.waitpid(self._pid, os.WNOHANG)
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
                 except ChildProcessError:
                     return  # gone, and unseen: a module of the user's has this process ignore SIGCHLD
                 if pid:

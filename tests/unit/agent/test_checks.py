@@ -33,13 +33,14 @@ class Stuck:
     """Of the agent itself, for its end."""
 
     def __init__(self) -> None:
-        self.over = threading.Event()
+        self.over, self.is_known = threading.Event(), threading.Event()
 
     def kill(self) -> None:
         self.killed = True
 
     def wait(self, timeout: float | None = None) -> int:
         assert timeout is not None, "waits for ever"
+        self.is_known.set()
         self.waits += threading.current_thread() is threading.main_thread()
         if self.killed or not self.over.wait(60):
             raise subprocess.TimeoutExpired("probe", timeout)
@@ -104,11 +105,10 @@ def test_checks_whose_start_hangs_are_told(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_process_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    process, started = Stuck(), threading.Event()
-    starting(monkeypatch, lambda *_, **__: (started.set(), process)[1])
+    process = Stuck()
+    starting(monkeypatch, lambda *_, **__: process)
     node = Node(tmp_path, start(1))
-    assert started.wait(60)
-    until(lambda: node._process, "its agent has it")
+    assert process.is_known.wait(60)
     node.close()
     assert process.killed
     node.close()  # each round of ranks that follows ends with it

@@ -117,6 +117,14 @@ def started(
 
 
 @pytest.fixture
+def kills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many processes the kernel has ended so far because memory was out: 7, until a test says more."""
+    counted = [7]
+    monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 28, counted[-1]))
+    return counted
+
+
+@pytest.fixture
 def round_(job: JobScratch) -> Iterator[tuple[Ranks, Processes, list[RankOrder]]]:
     found = started(job)
     yield found
@@ -181,11 +189,10 @@ def test_a_rank_that_ended_without_a_record_has_failed(round_, code, status):
     ],
 )
 def test_a_killed_rank_is_told_with_memory_and_surely_of_the_kernels_killer_where_that_has_counted_it(
-    round_, monkeypatch, kills_now, reason
+    kills, round_, monkeypatch, kills_now, reason
 ):
     ranks, processes, _ = round_
-    ranks._memory_before = memory.Cgroup(1 << 30, 1 << 29, 7)
-    monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 28, kills_now))
+    kills.append(kills_now)
     monkeypatch.setattr(memory, "high_water", lambda pid: {100: 3 << 20}[pid])
     processes.to_come = [EndedRank(101, -9, 5, 5 << 20)]
     ranks.poll()
@@ -196,10 +203,9 @@ def test_a_killed_rank_is_told_with_memory_and_surely_of_the_kernels_killer_wher
 
 
 @pytest.mark.parametrize(("kills_now", "code"), [(8, "USER:OutOfMemory"), (7, "USER:RuntimeError")])
-def test_a_worker_that_the_kernel_took_is_out_of_memory_and_is_named(round_, monkeypatch, kills_now, code):
+def test_a_worker_that_the_kernel_took_is_out_of_memory_and_is_named(kills, round_, kills_now, code):
     ranks, _, orders = round_
-    ranks._memory_before = memory.Cgroup(1 << 30, 1 << 29, 7)
-    monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 28, kills_now))
+    kills.append(kills_now)
     message, short = "DataLoader worker (pid(s) 71) exited unexpectedly", kills_now == 8
     killed = Raised("RuntimeError", message, "", failure=Failure.WORKER_KILLED)
     leave(orders[1], Status.RAISED, time_ns=1, raised=killed)
@@ -212,9 +218,9 @@ def test_a_worker_that_the_kernel_took_is_out_of_memory_and_is_named(round_, mon
     assert "Memory high-water of each rank" in rest
 
 
-def test_what_ray_kills_before_the_kernel_would_is_out_of_memory_as_well(round_, monkeypatch):
+@pytest.mark.usefixtures("kills")
+def test_what_ray_kills_before_the_kernel_would_is_out_of_memory_as_well(round_):
     ranks, _, orders = round_
-    monkeypatch.setattr(memory, "cgroup", lambda: memory.Cgroup(1 << 30, 1 << 29, 7, peak=1 << 30))
     said = "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2) was"
     killed = Raised("ray.exceptions.OutOfMemoryError", said, "", failure=Failure.OUT_OF_MEMORY)
     leave(orders[1], Status.RAISED, time_ns=1, raised=killed)
@@ -272,9 +278,9 @@ def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_aga
     assert ranks.late() is not None
 
 
-def test_who_has_gone_on_from_the_debugger_has_all_the_time_for_a_start_again(round_):
-    ranks, _, orders = round_
-    ranks._start_deadline = 0.0
+def test_who_has_gone_on_from_the_debugger_has_all_the_time_for_a_start_again(late_round):
+    ranks, _, orders = late_round
+    ranks.plan.settings = planned(SafeTorch(nproc_per_node=2))
     with open_page(orders[0].files.page).debugging():
         assert ranks.late() is None
     assert ranks.late() is None

@@ -37,7 +37,7 @@ def one_job(*libraries: str, **variables: str) -> int:
         server.take([f"import {each}" for each in libraries], environment=environment)
         assert server.ready(DEADLINE).failed == {}
         server.end_ranks()
-        return server._pid
+        return server.pid
 
 
 def test_the_next_job_of_the_process_has_the_same_server_as_long_as_nothing_changes(
@@ -72,7 +72,7 @@ def test_the_process_may_have_a_name_that_is_no_text() -> None:
 
 def test_two_jobs_at_once_have_two_servers_of_which_one_stays() -> None:
     with standby.lent(ENVIRONMENT) as one, standby.lent(ENVIRONMENT) as other:
-        pids = one._pid, other._pid
+        pids = one.pid, other.pid
     assert len(set(pids)) == 2
     assert [pid for pid in pids if alive(pid)] == [one_job()]
 
@@ -80,7 +80,7 @@ def test_two_jobs_at_once_have_two_servers_of_which_one_stays() -> None:
 def test_after_an_exception_none_stays() -> None:
     with pytest.raises(KeyboardInterrupt), standby.lent(ENVIRONMENT) as server:
         raise KeyboardInterrupt
-    assert not alive(server._pid)
+    assert not alive(server.pid)
     assert standby._STANDBY.server is None
 
 
@@ -97,7 +97,7 @@ def test_a_server_that_has_ended_meanwhile_is_replaced(how: str, monkeypatch: py
 
 def test_a_server_that_is_gone_at_its_jobs_end_is_the_jobs_to_say() -> None:
     with standby.lent(ENVIRONMENT) as server:
-        os.kill(server._pid, 9)
+        os.kill(server.pid, 9)
         with pytest.raises(LaunchError, match="SIGKILL"):
             server.ended(wait=DEADLINE)
         server.end_ranks()
@@ -137,7 +137,7 @@ def one_job():
     with standby.lent(dict(os.environ)) as server:
         server.take([], environment=os.environ)
         server.ready(60)
-        return server._pid
+        return server.pid
 print(one_job(), flush=True)
 child = os.fork()
 if child == 0:

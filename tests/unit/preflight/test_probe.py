@@ -9,8 +9,9 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,12 @@ import pytest
 from flytekitplugins_safedist.coordinator.kv import KeyValues
 from flytekitplugins_safedist.meeting import Meeting
 from flytekitplugins_safedist.preflight import probe
+from flytekitplugins_safedist.preflight.judge import DISK
 from flytekitplugins_safedist.preflight.probe import Peers, examined
 
 LONG = 300.0
+ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
+FACTS = {"version": "2", "cuda_build": "12.8", "hip_build": None, "gpus": 1, "nccl": True, "gloo": True}
 
 
 class Here(Meeting):
@@ -101,10 +105,9 @@ def test_a_gpu_that_cannot_compute_is_told(monkeypatch: pytest.MonkeyPatch, tmp_
     def fails(_: int) -> None:
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with ...")
 
-    facts = {"version": "2", "cuda_build": "12.8", "hip_build": None, "gpus": 1, "nccl": True, "gloo": True}
-    monkeypatch.setattr(probe, "torch_facts", lambda: facts)
+    monkeypatch.setattr(probe, "torch_facts", lambda: FACTS)
     monkeypatch.setattr(probe, "_computing", fails)
-    (report,) = examined(tmp_path, time.monotonic(), {"RANK": "0", "WORLD_SIZE": "1"})
+    (report,) = examined(tmp_path, time.monotonic(), ALONE)
     (told,) = [each for each in report.troubles if each.subject == "Gpu"]
     assert told.is_broken
     assert told.text.startswith(
@@ -123,29 +126,39 @@ def test_dialling_ends_when_the_time_does(corner: Here) -> None:
     assert {why.rpartition(": ")[2] for why in unreached.values()} == {"timed out", "no time was left"}
 
 
+def measured(monkeypatch: pytest.MonkeyPatch, directory: Path, facts: object, seconds: Iterable[float]) -> Any:
+    """What a probe measures alone, by a clock that shows these."""
+    clock = iter(seconds)
+    monkeypatch.setattr(probe, "torch_facts", lambda: facts)
+    monkeypatch.setattr(probe.time, "perf_counter", lambda: next(clock))
+    (report,) = examined(directory, time.monotonic(), ALONE)
+    return report.measured
+
+
 def test_a_disk_is_measured_at_its_best(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Another pod may write there at that moment."""
-    seconds = iter([0.0, 9.0, 10.0, 10.5, 20.0, 27.0])
-    monkeypatch.setattr(probe.time, "perf_counter", lambda: next(seconds))
-    assert probe._disk(tmp_path) == pytest.approx(64 * 2**20 / 1e6 / 0.5)
+    found = measured(monkeypatch, tmp_path, "no torch", [0.0, 9.0, 10.0, 10.5, 20.0, 27.0])
+    assert found == {DISK: {"": pytest.approx(64 * 2**20 / 1e6 / 0.5)}}
 
 
-def test_a_disk_that_cannot_be_written_has_no_speed(tmp_path: Path) -> None:
-    assert probe._disk(tmp_path / "none") == 0.0
+def test_a_disk_that_cannot_be_written_has_no_speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert measured(monkeypatch, tmp_path / "none", "no torch", count()) == {DISK: {"": 0.0}}
 
 
-def test_the_figure_of_a_matrix_product_is_its_operations_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_timed", lambda _: 0.5)
-    assert probe._computing(0) == {"matrix product, TFLOP/s:": {"": 2 * 1024**3 / 1e12 / 0.5}}
+def test_the_figure_of_a_matrix_product_is_its_operations_in_a_second(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = measured(monkeypatch, tmp_path, {**FACTS, "gpus": 0}, count(step=0.5))
+    assert found["matrix product, TFLOP/s:"] == {"": 2 * 1024**3 / 1e12 / 0.5}
 
 
-def test_of_a_clock_it_is_known_how_far_it_is_ahead_and_how_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    here: Any = SimpleNamespace(left=lambda: 30.0, unreached={})
+def test_of_a_clock_it_is_known_how_far_it_is_ahead_and_how_well(monkeypatch: pytest.MonkeyPatch, corner: Here) -> None:
     clock = iter([100.0, 104.0])
-    monkeypatch.setattr(probe, "time", SimpleNamespace(time=lambda: next(clock)))
+    monkeypatch.setattr(probe, "time", SimpleNamespace(time=lambda: next(clock), monotonic=time.monotonic))
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
-        dialled = pool.submit(Peers._dial, here, 0, f"127.0.0.1 {server.getsockname()[1]}")
+        corner.set("safedist/preflight/at", json.dumps([f"127.0.0.1 {server.getsockname()[1]}", ""]).encode())
+        finding = pool.submit(Peers, corner, 1, 2, time.monotonic() + LONG, "127.0.0.1")
         with server.accept()[0] as caller:
             caller.sendall(b"90.0")
-        dialled.result(30)
-    assert (here.unreached, here.ahead, here.slack) == ({}, 12.0, 2.0)
+        found = finding.result(30)
+    assert (found.unreached, found.ahead, found.slack) == ({}, 12.0, 2.0)

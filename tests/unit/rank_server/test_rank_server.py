@@ -82,7 +82,7 @@ def ended(server: RankServer, count: int) -> list[EndedRank]:
 
 
 @pytest.mark.parametrize("fork", [True, False])
-def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork):
+def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork, monkeypatch):
     pids = start(server, tmp_path, fork=fork)
     reported = ended(server, 2)
     assert sorted(each.pid for each in reported) == sorted(pids)
@@ -92,7 +92,12 @@ def test_ends_are_reported_once_each_with_code_and_time(server, tmp_path, fork):
     assert server.ended() == []
     if not fork:
         assert "a.page" in (tmp_path / "a.log").read_text()
-    assert server._started == set(), "their numbers may be others' by now"
+    ends: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: ends.append(group))
+    os.kill(server.pid, signal.SIGKILL)
+    with pytest.raises(LaunchError, match="SIGKILL"):
+        server.ended(wait=DEADLINE)
+    assert ends == [], "their numbers may be others' by now"
 
 
 def test_a_rank_gets_its_orders_where_a_sandbox_refuses_files_in_memory(tmp_path):
@@ -127,9 +132,9 @@ def test_what_a_rank_has_started_ends_with_it_while_another_rank_runs(server, tm
 
 
 def test_all_ends_that_are_there_are_taken_in_at_once(server, tmp_path, monkeypatch):
-    start(server, tmp_path, fork=True)
+    pids = start(server, tmp_path, fork=True)
     server.signal([], signal.SIGTERM)
-    until(lambda: not any(alive(pid) for pid in server._started), "both end")
+    until(lambda: not any(map(alive, pids)), "both end")
     server.signal([], signal.SIGTERM)  # what is told before the answer has come with it
     assert len(server.ended()) == 2
 
@@ -191,7 +196,7 @@ GUARDS = (
     "server.guard([Path(sys.argv[1])])\n"
     "server.take([], environment=os.environ)\nserver.ready(60)\n"
     "if sys.argv[2] == 'forks' and os.fork() == 0:\n    sys.stdin.read()\n    os._exit(0)\n"
-    "print(server._pid, flush=True)\nsys.stdin.readline()\nserver.close()\n"
+    "print(server.pid, flush=True)\nsys.stdin.readline()\nserver.close()\n"
 )
 
 
@@ -222,7 +227,7 @@ def test_what_was_guarded_goes_with_an_agent_that_is_killed_as_with_one_that_clo
 
 
 def test_a_lost_server_is_an_error_with_its_end_and_closing_is_still_fine(server, tmp_path):
-    os.kill(server._pid, signal.SIGKILL)
+    os.kill(server.pid, signal.SIGKILL)
     with pytest.raises(LaunchError, match="SIGKILL"):
         server.ended(wait=DEADLINE)
     server.close()
@@ -242,7 +247,7 @@ def test_an_import_without_end_is_an_error_at_its_deadline_and_closing_does_not_
     with pytest.raises(LaunchError, match="did not answer 'take' in time"):
         take(server, tmp_path, timeout=1.0, endless=ENDLESS)
     server.close()
-    assert not alive(server._pid)
+    assert not alive(server.pid)
 
 
 MUCH = {"MUCH": "x" * 1_000_000}
@@ -256,11 +261,11 @@ def test_what_is_too_much_for_a_server_that_imports_waits_no_longer_than_for_the
     with pytest.raises(LaunchError, match="did not answer 'take' in time"):
         server.ready(1.0)
     server.close()
-    assert not alive(server._pid)
+    assert not alive(server.pid)
 
 
 def test_a_server_that_somebody_has_frozen_hears_all_of_an_order(server, tmp_path):
-    os.kill(server._pid, signal.SIGSTOP)
+    os.kill(server.pid, signal.SIGSTOP)
     orders = [replace(order(tmp_path, each), environment={**os.environ, **MUCH}) for each in "ab"]
     with pytest.raises(LaunchError, match="could not start"):  # for the kernel the variable is too long
         server.start(job(tmp_path), orders, fork=False, timeout=DEADLINE)
@@ -307,7 +312,7 @@ def test_a_server_that_does_not_answer_is_not_taken_for_gone_while_its_ranks_run
     told = replace(job(tmp_path), source=TaskSource("train", script=str(fifo)))
     [pid] = server.start(told, [order(tmp_path, "a")], fork=fork, timeout=DEADLINE)
     writer = opened_when_read(fifo)
-    os.kill(server._pid, signal.SIGSTOP)
+    os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(LaunchError, match="is gone, and its ranks with it") as caught:
         server.signal([pid], signal.SIGKILL)
     assert "did not answer 'signal' in time" in str(caught.value.__cause__)
@@ -379,8 +384,8 @@ def test_a_store_is_kept_for_one_round_and_takes_as_many_ranks_as_may_open_files
     from torch.distributed import TCPStore
 
     assert server.keep_store() == 0, "torch is not there"
-    hard = resource.prlimit(server._pid, resource.RLIMIT_NOFILE)[1]
-    resource.prlimit(server._pid, resource.RLIMIT_NOFILE, (64, hard))
+    hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (64, hard))
     server.take_needed(["torch.distributed"], os.environ)
     assert server.ready(DEADLINE).unsafe is None
     first, soon = server.keep_store(), timedelta(seconds=20)
