@@ -90,9 +90,7 @@ class _Parent:
         Raises:
             FsError: it cannot be made; or has been there all the time.
         """
-        if (
-            not self._path or self._path == self._target
-        ):  # nothing above it could be made: the working directory is gone
+        if not self._path or self._path == self._target:  # nothing above it: the working directory itself is gone
             raise explain(error, self._target, "make the directory") from error
         before, self._which = self._which, self._identity()
         if self._which is None or self._which != before:

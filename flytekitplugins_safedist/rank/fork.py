@@ -284,10 +284,8 @@ def add_sets(environment: Mapping[str, str], sets: Sets) -> dict[str, str]:
 def spares(difference: str) -> str:
     """What spares ranks a second start, by why they make one (:meth:`Reads.difference`)."""
     name = re.match(r"\w*", difference)
-    is_ours = name is not None and name[0] in {
-        *UNDER,
-        *envvars.IDENTITY,
-    }  # as libraries are imported, whatever a task says
+    # As libraries are imported, whatever a task says.
+    is_ours = name is not None and name[0] in {*UNDER, *envvars.IDENTITY}
     return 'SafeTorch(start_method="spawn")' if is_ours else "@task(environment=...)"
 
 

@@ -75,10 +75,8 @@ def _with_members(message: str, pairs: Sequence[tuple[BaseException, failures.Ch
     if not lines:
         return message
     first, newline, rest = message.partition("\n")
-    shown = [*lines][:_MOST_MEMBERS] + (
-        [f"and {len(lines) - _MOST_MEMBERS} more"] if len(lines) > _MOST_MEMBERS else []
-    )
-    return f"{first}: {'; '.join(shown)}{newline}{rest}"
+    more = [f"and {len(lines) - _MOST_MEMBERS} more"] if len(lines) > _MOST_MEMBERS else []
+    return f"{first}: {'; '.join([*[*lines][:_MOST_MEMBERS], *more])}{newline}{rest}"
 
 
 def _own_code(error: BaseException) -> str:
