@@ -26,6 +26,8 @@ _TEXT = 400
 _PATIENCE = 30.0
 """Seconds after which a job that no operator has touched is one that none will touch."""
 JOB_NAME = "training.kubeflow.org/job-name"
+_OPERATORS = "init-pytorch"
+"""What the training-operator calls the init container that it adds to workers."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,12 @@ _REFUSALS = (
         "change what it names, or ask who runs that webhook",
     ),
     (
-        r"violates PodSecurity \"(.+?)\": (.+)",
+        r"violates PodSecurity \"(.+?)\": (.*\"init-pytorch\".*)",
+        "the namespace's pod security {1} refuses its workers, for the operator's own init container: {2}",
+        "have the training-operator set what it names there: --pytorch-init-container-template-file (docs/platform.md)",
+    ),
+    (
+        r"violates PodSecurity \"(.+?)\": (?!.*\"init-pytorch\")(.+)",
         "the namespace's pod security {1} refuses its pods: {2}",
         "set what it names in the pod template's security context, or run in another namespace",
     ),
@@ -209,11 +216,6 @@ _REFUSALS = (
     ),
 )
 _NO_PLACE = (
-    (
-        r"had untolerated taint {(.+?)}",
-        "machines are kept for others by the taint {1}",
-        "tolerate it in the pod template",
-    ),
     (
         r"didn't match Pod's node affinity/selector",
         "machines do not match its node selector or affinity",
@@ -231,7 +233,22 @@ _NO_PLACE = (
         "have them uncordoned (kubectl get nodes shows which), or add machines",
     ),
     (r"Too many pods", "machines are full of pods", "wait until others end, or add machines"),
+    (
+        r"didn't have free ports",
+        "its ports are taken on them: with hostNetwork, a machine takes one pod that listens at a port",
+        "add machines, or leave hostNetwork out",
+    ),
 )
+_CONTROL_PLANE = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+"""Kept for no task of anybody's: no reason where there is another one."""
+_OF_A_MACHINES_STATE = (
+    "node.kubernetes.io/",
+    "node.cloudprovider.kubernetes.io/",
+    "karpenter.sh/",
+    "ToBeDeletedByClusterAutoscaler",
+    "DeletionCandidateOfClusterAutoscaler",
+)
+"""How taints begin that come and go with what a machine is at."""
 _STOPS = {
     "Preempting": "the scheduler preempted it for a pod of higher priority",
     "Preempted": "the scheduler preempted it for a pod of higher priority",
@@ -271,7 +288,9 @@ def _refusals(picture: Picture, *, is_over: bool) -> Iterator[Reason]:
 
 
 def _of_the_pod(pod: Json, picture: Picture) -> Iterator[Reason]:
-    status, spec = pod["status"], pod["spec"]
+    status, spec, metadata = pod["status"], pod["spec"], pod["metadata"]
+    ends = _time(metadata["deletionTimestamp"]) if metadata.get("deletionTimestamp") else None
+    is_stuck = ends is not None and picture.now > ends + _PATIENCE
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             if condition.get("reason") == "SchedulingGated":
@@ -280,18 +299,24 @@ def _of_the_pod(pod: Json, picture: Picture) -> Iterator[Reason]:
             else:
                 yield from _no_place(pod, condition.get("message", ""), picture)
         # The kubelet says which containers are not ready; who gives its machine up says nothing.
-        is_unheard = condition["type"] == "Ready" and condition["status"] != "True" and not condition.get("message")
-        if is_unheard and status.get("phase") == "Running":
+        is_silent = condition["type"] == "Ready" and condition["status"] != "True" and not condition.get("message")
+        if is_silent and status.get("phase") == "Running":
             fix = "wait until it is back, or for the pod's replacement; kubectl describe node says more"
-            yield Reason(f"its machine {spec.get('nodeName')} does not answer", fix)
+            yield Reason(f"its machine {spec.get('nodeName')} does not answer", "" if is_stuck else fix)
     if status.get("reason"):  # Evicted, DeadlineExceeded, NodeLost, Shutdown, UnexpectedAdmissionError
         fix = "if this is the machine's doing, Flyte or max_replacements starts it again; else ask for what it lacked"
         yield Reason(f"{status['reason']}: {_cut(status.get('message', ''))}", fix)
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         yield from _of_the_container(container, pod, picture)
-    if pod["metadata"].get("deletionTimestamp"):  # when its time to stop is over
-        ends, grace = _time(pod["metadata"]["deletionTimestamp"]), pod["metadata"].get("deletionGracePeriodSeconds", 0)
-        yield Reason(f"is being deleted, since {_clock(ends - grace)}", weight=0)
+    if ends is not None and is_stuck:
+        holds = f" (finalizers: {', '.join(held)})" if (held := metadata.get("finalizers")) else ""
+        fix = f"if its machine is off: kubectl delete pod {metadata['name']} --force; kubectl describe pod says more"
+        text = f"was to be gone at {_clock(ends)}, and is still there{holds}: until then no other takes its place"
+        yield Reason(text, fix)
+    elif ends is not None:  # when its time to stop is over
+        yield Reason(
+            f"is being deleted, since {_clock(ends - metadata.get('deletionGracePeriodSeconds', 0))}", weight=0
+        )
 
 
 _SCALES = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated")
@@ -313,12 +338,36 @@ def _no_place(pod: Json, words: str, picture: Picture) -> Iterator[Reason]:
             text += f"; the most that one has free is {_amount(free, lacking)}"
         yield Reason(text, "" if is_coming else fix)
     rows = list(_match(_NO_PLACE, words))
+    rows += _taints(words, is_alone=not rows and "Insufficient" not in words)
     if not rows and "Insufficient" not in words:
         rows = [(_cut(words), "change what the scheduler names")]
     yield from (Reason(f"waits for a machine: {text}", fix) for text, fix in rows)
     for event in more:
         what = "a machine is being added" if is_coming else "no machine is added"
         yield Reason(f"{what}: {_cut(event['message'])}")
+
+
+def _taints(words: str, *, is_alone: bool) -> list[tuple[str, str]]:
+    """What they mean, and what mends it; newer schedulers name none."""
+    found = dict.fromkeys(re.findall(r"had (?:untolerated )?taint(?:\(s\))?(?: {([^}]*)})?", words))
+    named = [taint.removesuffix(": ") for taint in found if taint]
+    passing = [taint for taint in named if taint.startswith(_OF_A_MACHINES_STATE)]
+    others = [taint for taint in named if taint not in passing]
+    kept = [taint for taint in others if not taint.startswith(_CONTROL_PLANE)]
+    if not kept and not passing and is_alone:
+        kept = others
+    rows = []
+    if kept or "" in found:
+        which = (
+            f"the taint{'s' if len(kept) > 1 else ''} {', '.join(kept)}"
+            if kept
+            else "taints (kubectl get nodes -o json)"
+        )
+        rows.append((f"machines are kept for others by {which}", "tolerate it in the pod template"))
+    if passing:
+        text = f"machines are not ready, or about to go: {', '.join(passing)}"
+        rows.append((text, "wait until they are ready, or add machines"))
+    return rows
 
 
 def _number(amounts: Json, resource: str) -> Fraction:
@@ -369,22 +418,38 @@ def _of_the_container(container: Json, pod: Json, picture: Picture) -> Iterator[
     waiting = state.get("waiting", {})
     if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
         fix = "correct the image's name, push it, or give the pod the registry's secret (imagePullSecrets)"
+        if container["name"] == _OPERATORS:
+            fix = "have the training-operator name one that can be: --pytorch-init-container-image"
         yield Reason(f"the image {container['image']} cannot be pulled: {_pull_error(pod, waiting, picture)}", fix)
     elif waiting.get("reason") in ("ContainerCreating", "PodInitializing"):
         # Those before it run one after the other; it is prepared when all of them are done.
         first = next((one for one in pod["status"].get("initContainerStatuses", []) if not _is_done(one)), container)
         if "running" in first.get("state", {}):
-            runs = f"its init container {first['name']} runs"
-            text = "waits until the master's pod has an address" if first["name"] == "init-pytorch" else runs
-            yield Reason(text, weight=0)
+            runs = Reason(f"its init container {first['name']} runs", weight=0)
+            yield _awaits_the_master(picture) if first["name"] == _OPERATORS else runs
         elif first is container:
             yield from _preparation(container, pod, picture)
     elif waiting and waiting.get("reason") != "CrashLoopBackOff":
         fix = "correct what the text names (a secret or config map, or a program that is not in the image)"
+        if "runAsNonRoot" in waiting.get("message", ""):
+            fix = "set run_as_user in the pod template's security context: it holds for all containers of the pod"
         yield Reason(_no_start(waiting), fix)
     end = state.get("terminated") or container.get("lastState", {}).get("terminated")
     if end and (end["exitCode"] or end.get("reason") == "OOMKilled" or waiting):
         yield from _end(container, end, pod, picture)
+
+
+def _awaits_the_master(picture: Picture) -> Reason:
+    """Of a worker whose init container looks the master's name up: that leads nowhere while a container of the master
+    is not ready."""
+    for master in picture.pods:
+        for each in master["status"].get("containerStatuses", ()):
+            since = each.get("state", {}).get("running", {}).get("startedAt")
+            is_new = since is None or picture.now < _time(since) + _PATIENCE
+            if "-master-" in master["metadata"]["name"] and not is_new and not each.get("ready"):
+                text = f"waits until the master is ready, which its container {each['name']} is not"
+                return Reason(text, f"correct or remove the readiness probe of {each['name']}")
+    return Reason("waits until the master's pod has an address", weight=0)
 
 
 def _no_start(why: Json) -> str:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -241,12 +242,14 @@ def test_the_pause_before_a_start_is_the_pods_own(why: Why) -> None:
 
 def test_a_deletion_is_told_from_its_beginning(why: Why) -> None:
     objects = recorded("oom-lone")
-    objects["pods"][0]["metadata"].update(deletionTimestamp="2026-11-25T22:40:00Z", deletionGracePeriodSeconds=60)
+    ends = datetime.now(timezone.utc) + timedelta(seconds=30)
+    metadata = objects["pods"][0]["metadata"]
+    metadata |= {"deletionTimestamp": f"{ends:%Y-%m-%dT%H:%M:%SZ}", "deletionGracePeriodSeconds": 60}
     objects["pods"][0]["status"] = {"phase": "Pending"}
 
     _, lines = why(objects, about(objects)["name"])
 
-    assert lines[1].endswith("is being deleted, since 22:39:00 UTC")
+    assert lines[1].endswith(f"is being deleted, since {ends - timedelta(seconds=60):%H:%M:%S} UTC")
 
 
 def test_while_the_kubelet_waits_the_newest_event_says_why_an_image_cannot_be_pulled(why: Why) -> None:
@@ -423,6 +426,42 @@ def _not_mounted(objects: dict[str, Any]) -> None:
 
 
 RUNS: Json = {"running": {"startedAt": "2026-11-25T23:12:00Z"}}
+STUCK = "why-no-image-master-0: was to be gone at 23:30:00 UTC, and is still there"
+
+
+def _to_be_gone(objects: dict[str, Any]) -> None:
+    """As a pod stays that was evicted from a machine that is off: nobody there can end it."""
+    metadata = objects["pods"][0]["metadata"]
+    metadata |= {"deletionTimestamp": "2026-11-25T23:30:00Z", "deletionGracePeriodSeconds": 60}
+
+
+def _off(objects: dict[str, Any]) -> None:
+    _to_be_gone(objects)
+    _unheard(objects)
+
+
+def _init_waits(reason: str, message: str) -> Callable[[dict[str, Any]], None]:
+    def change(objects: dict[str, Any]) -> None:
+        waiting = {"waiting": {"reason": reason, "message": message}}
+        _initializing(init_pytorch=waiting)(objects)
+
+    return change
+
+
+def _master_not_ready(objects: dict[str, Any]) -> None:
+    """A worker whose init container looks for the name of a master that runs, beside a sidecar that is not ready."""
+    worker = objects["pods"][0]
+    master = copy.deepcopy(worker)
+    _initializing(init_pytorch=RUNS)(objects)
+    worker["metadata"] |= {"name": "why-no-image-worker-0"}
+    ready = {"type": "Ready", "status": "False", "message": "containers with unready status: [proxy]"}
+    statuses = [
+        {"name": name, "image": "x", "ready": name == "pytorch", "state": RUNS} for name in ("pytorch", "proxy")
+    ]
+    master["status"] = {"phase": "Running", "conditions": [ready], "containerStatuses": statuses}
+    objects["pods"] = [master, worker]
+
+
 DONE: Json = {"terminated": {"exitCode": 0, "finishedAt": "2026-11-25T23:13:00Z"}}
 
 # Texts of the API server's and scheduler's own sources (Kubernetes 1.30), on recorded jobs.
@@ -500,6 +539,48 @@ CHANGED = [
         _scaled("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached"),
         "no machine is added: pod didn't trigger scale-up: 1 max node group size reached",
     ),
+    (
+        "no-gpu",
+        _place(
+            "0/9 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) had untolerated taint "
+            "{node-role.kubernetes.io/control-plane: }, 4 node(s) had untolerated taint {team: a}, "
+            "1 node(s) had untolerated taint {pool: b}."
+        ),
+        "kept for others by the taints team: a, pool: b",
+    ),
+    (
+        "no-gpu",
+        _place("0/3 nodes are available: 3 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }."),
+        "kept for others by the taint node-role.kubernetes.io/control-plane",
+    ),
+    ("no-gpu", _place("0/3 nodes are available: 3 node(s) had untolerated taint(s)."), "kept for others by taints"),
+    (
+        "no-gpu",
+        _place("0/2 nodes are available: 2 node(s) had untolerated taint {node.kubernetes.io/disk-pressure: }."),
+        "machines are not ready, or about to go: node.kubernetes.io/disk-pressure",
+    ),
+    (
+        "no-gpu",
+        _place("0/2 nodes are available: 2 node(s) didn't have free ports for the requested pod ports."),
+        "its ports are taken on them",
+    ),
+    ("no-image", _to_be_gone, STUCK),
+    ("no-image", _off, "--force"),
+    ("no-image", _init_waits("ImagePullBackOff", "toomanyrequests"), "--pytorch-init-container-image"),
+    (
+        "no-image",
+        _init_waits("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"),
+        "Fix: set run_as_user in the pod template's security context",
+    ),
+    (
+        "gpu-differs",
+        _refuse(
+            'pods "x" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false '
+            '(container "init-pytorch" must set securityContext.allowPrivilegeEscalation=false)'
+        ),
+        "--pytorch-init-container-template-file",
+    ),
+    ("no-image", _master_not_ready, "worker-0: waits until the master is ready, which its container proxy is not"),
     ("oom-lone", _evicted, "Evicted: The node was low on resource: memory."),
     ("pod-replaced-2x2", _preempted, "replaced: the scheduler preempted it for a pod of higher priority"),
 ]
@@ -512,6 +593,15 @@ def test_each_other_cause_is_named(why: Why, case: str, change: Callable[[dict[s
     _, lines = why(objects, about(objects)["name"])
 
     assert any(says in line for line in lines), "\n".join(lines)
+
+
+def test_a_control_planes_taint_is_no_reason_beside_others(why: Why) -> None:
+    taint = "3 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }"
+    objects = _changed("no-gpu", _place(f"0/4 nodes are available: 1 Insufficient nvidia.com/gpu, {taint}."))
+
+    _, lines = why(objects, about(objects)["name"])
+
+    assert not any("taint" in line for line in lines), "\n".join(lines)
 
 
 def test_a_large_job_takes_ten_lines(why: Why) -> None:
