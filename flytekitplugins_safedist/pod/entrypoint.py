@@ -31,6 +31,7 @@ from ..record.summary import EARLIER
 from ..texts import public
 from . import other_command, scratch
 from .command_line import command_line, is_flytekits, parse
+from .parents import deaf_parent
 
 if TYPE_CHECKING:
     from ..rank_server.launch import Launched
@@ -122,6 +123,7 @@ def _run(arguments: list[str], launched: Launched | LaunchError | None) -> int:
         is_a_task = is_flytekits(invocation.command)
         if is_a_task:
             life.begin(os.environ)
+            _warn_of_a_deaf_parent(os.environ)
         registered = trouble = None
         try:
             registered = Registered.from_env(os.environ)
@@ -141,6 +143,16 @@ def _run(arguments: list[str], launched: Launched | LaunchError | None) -> int:
         from .task_command import execute_and_leave  # and fsspec, for which nobody waits before
 
         return execute_and_leave(command, registered, server, trouble)
+
+
+def _warn_of_a_deaf_parent(environment: Mapping[str, str]) -> None:
+    """Before anything is lost to it: outside Kubernetes, whoever starts this process tells it to stop as well."""
+    if "KUBERNETES_SERVICE_HOST" in environment and (parent := deaf_parent()) is not None:
+        logger.warning(
+            f"a pod that is told to stop saves nothing: {parent}, which has started this process, keeps SIGTERM to "
+            "itself. Fix: end the image's entrypoint with exec; in the place of conda run, put the environment's bin "
+            "directory first in PATH"
+        )
 
 
 def _tell(server: RankServer | None, registered: Registered | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import needs
 from tests.harness.moto_s3 import BUCKET, S3
-from tests.harness.pod import Pod
+from tests.harness.pod import PROGRAM, Pod
 from tests.harness.procs import DEADLINE, TERM, Running, Warm, alive, until
 from tests.harness.proxy import Holding
 from tests.harness.registered import registered
@@ -186,3 +188,38 @@ def test_ranks_whose_agent_is_gone_end_in_the_middle_of_an_import_that_catches_e
 def test_after_its_verdict_the_pod_ends_whatever_the_users_module_has_left_running(warm, tmp_path, how):
     ended = warm.run("job_lingers:trains", tmp_path / "job", kind="execute", environment={"TEST_HOW": how})
     assert (ended.code, ended.left, ended.uploaded) == (0, [], ["outputs.pb"]), ended.err
+
+
+AS_A_CONTAINER = """
+import os, shlex, sys
+agent = shlex.join([sys.executable, "-c", {program!r}, *sys.argv[1:]])
+shell = ["bash", "-c", {shell!r}.replace("AGENT", agent)]
+os.execvp("unshare", ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *{before!r}, *shell])
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "shell", "who"),
+    [
+        ([], "exec AGENT", ""),
+        (["tini", "--"], "exec AGENT", ""),
+        ([], "AGENT; exit $?", "bash (process 1)"),
+        (["tini", "--"], "AGENT; exit $?", "bash (process 2)"),
+        ([], "trap 'kill %1' TERM; AGENT & wait", ""),
+    ],
+)
+def test_a_parent_that_keeps_sigterm_to_itself_is_told_before_a_save_is_lost_to_it(tmp_path, before, shell, who):
+    needs.root("make a container's process 1")
+    if not set(before) <= {"--"} and shutil.which(before[0]) is None:
+        needs.missing("there is no tini", bring="apt-get install tini")
+    pod = Pod(tmp_path, {"workflows.py": "from flytekit import task\n\n@task\ndef train() -> int:\n    return 1\n"})
+    pod.environment["KUBERNETES_SERVICE_HOST"] = "10.96.0.1"
+    program = PROGRAM.format(message=str(pod.message))
+
+    ended = pod.fresh(
+        *pod.fast_arguments("train"), program=AS_A_CONTAINER.format(program=program, shell=shell, before=before)
+    )
+
+    assert ended.code == 0, ended.err
+    told = [line for line in ended.err.splitlines() if "a pod that is told to stop saves nothing" in line]
+    assert [line.partition("nothing: ")[2].partition(", which")[0] for line in told] == [who] * bool(who)
