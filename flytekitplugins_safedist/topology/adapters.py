@@ -15,7 +15,7 @@ from .. import envvars
 from ..config.options import nodes_text, parse_nodes
 from ..config.registered import Registered
 from ..errors import TopologyError
-from .devices import ranks_here, sockets_despite_rdma
+from .devices import no_gpu_here, ranks_here, sockets_despite_rdma
 from .model import Endpoint, Topology
 
 _ENV_ONLY = (envvars.RANK, envvars.WORLD_SIZE, envvars.MASTER_ADDR, envvars.MASTER_PORT)
@@ -141,7 +141,8 @@ def from_env(env: Mapping[str, str], asked: Registered, devices: Collection[str]
     if registered is not None:
         ranks, why = ranks_here(env, registered, asked, devices)
         slow = sockets_despite_rdma(env, devices) if asked.max_nodes > 1 else None
-        notes = [note for note in (*topology.notes, why, slow) if note is not None]
+        none = no_gpu_here(registered, devices)
+        notes = [note for note in (*topology.notes, why, none, slow) if note is not None]
         topology = replace(topology, nproc_per_node=ranks, notes=tuple(notes))
     if envvars.ENDPOINT not in env:
         return topology

@@ -16,6 +16,10 @@ from ..errors import TopologyError
 
 _NO_LIST = ("", "all", "none", "void", "-1")
 _DEVICE = re.compile(r"nvidia[0-9]+")
+_ANY_DEVICE = re.compile(
+    r"(nvidia|accel|hl|davinci|iluvatar|cambricon_dev|mtgpu\.)[0-9]+|nvhost.*|dxg|kfd|mkfd|mxcd|dri|accel"
+)
+"""Of a GPU, whoever makes it: NVIDIA's (Jetson's and WSL's, too), AMD's, Intel's, Habana's and others'."""
 
 
 def device_files() -> list[str]:
@@ -76,6 +80,18 @@ def ranks_here(
             "(with_overrides on the task changes GPUs, and a platform's limit makes them fewer)",
         )
     return ranks, None
+
+
+def no_gpu_here(registered: Registered, devices: Collection[str]) -> str | None:
+    """What there is to say of a pod that asks for GPUs, and has none: training would only be slow, on the CPU. Its
+    machine's container runtime hands none over, say, whatever the device plugin has counted."""
+    if not registered.gpus or not devices or any(map(_ANY_DEVICE.fullmatch, devices)):
+        return None
+    asked = f"{registered.gpus} GPU{'' if registered.gpus == 1 else 's'}"
+    return (
+        f"this pod asks for {asked}, and has no device of one (/dev/nvidia0, say): torch will see none. Look at "
+        "nvidia-smi in a pod of that machine, its container runtime, and runtimeClassName in the pod template"
+    )
 
 
 def sockets_despite_rdma(env: Mapping[str, str], devices: Collection[str]) -> str | None:

@@ -168,7 +168,7 @@ RANKS: dict[str, tuple[dict[str, str], Registered, tuple[str, ...], int]] = {
             ("time slices", {SEES: "GPU-1,GPU-1,GPU-2"}, (), 2),
             ("more", {SEES: ",".join(f"GPU-{one}" for one in range(16))}, (), 16),
             ("slices", {SEES: "MIG-1,MIG-2"}, (), 8),
-            ("nothing says it", {}, ("null",), 8),
+            ("nothing says it", {}, ("kfd", "null"), 8),
         )
     },
     "every node follows, and the operator's word is compared with what was registered": (
@@ -212,6 +212,29 @@ def test_slices_of_one_gpu_are_one_file() -> None:
     env = {**plan.pinned(), "NVIDIA_VISIBLE_DEVICES": "void"}
 
     assert from_env(env, plan, ("nvidia0", "nvidia-caps")).nproc_per_node == 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "is_told"),
+    [
+        (("null", "nvidiactl", "nvidia-uvm"), True),
+        (("null", "nvidia0", "nvidia1"), False),
+        (("null", "kfd", "dri"), False),
+        (("null", "dxg"), False),
+        ((), False),
+    ],
+)
+@pytest.mark.parametrize("listed", ["GPU-1,GPU-2", ""])
+def test_a_pod_whose_machine_hands_over_none_of_its_gpus_is_told(
+    devices: tuple[str, ...], listed: str, *, is_told: bool
+) -> None:
+    """The device plugin names them in a variable, which a container runtime that is not NVIDIA's does not read."""
+    notes = from_env(pinned(1, 2, gpus=2) | {SEES: listed}, asked(1, 1, 2), devices).notes
+
+    assert [note.partition(" (")[0] for note in notes] == [
+        "this pod asks for 2 GPUs, and has no device of one"
+    ] * is_told
+    assert from_env(pinned(1, 2), asked(1, 1, 2), devices).notes == (), "one that asks for none needs none"
 
 
 NETWORKS: list[tuple[dict[str, str], tuple[str, ...], str]] = [
