@@ -502,6 +502,12 @@ _MISTAKES: tuple[tuple[re.Pattern[str], str, bool], ...] = (
         "give each rank a GPU of its own before the first collective: torch.cuda.set_device(current_rank().local_rank)",
         True,
     ),
+    (
+        re.compile(r"ss1\.ss_family == ss2\.ss_family"),
+        "some nodes have their own names under IPv4, others under IPv6: let GLOO_SOCKET_IFNAME name an interface of "
+        "every node (ip -brief address), or have the names of all pods lead to addresses of one kind",
+        True,
+    ),
     (re.compile(r"Unable to find address for|no socket interface found|enforce fail at \S*device\.cc"), _IFNAME, True),
     (
         re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE),

@@ -105,6 +105,9 @@ REPORTED = {
         "aws-samples/aws-do-eks#51": (
             "[enforce fail at .../gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: ^lo"
         ),
+        "pytorch/pytorch#135355": (
+            "[enforce fail at .../gloo/transport/tcp/device.cc:276] ss1.ss_family == ss2.ss_family. 2 vs 10"
+        ),
     },
     ("RuntimeError", OWN): {
         "NVIDIA/nccl#207": "NCCL error in: /torch/lib/c10d/ProcessGroupNCCL.cpp:260, unhandled system error",
