@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .. import envvars
 from .arguments import TaskArguments
 from .effective import LIMITS, gpus_of
+from .options import DEFAULT_PORT, OPERATORS_PORT
 from .plan import Plan
 from .quantities import value_of
 from .validate import QUEUE_LABEL, has_slices
@@ -90,11 +90,37 @@ def hints_of_template(plan: Plan, arguments: TaskArguments) -> Iterator[str]:
     sidecars = [each.name for each in spec.containers or () if each.name != template.primary_container_name]
     if sidecars:
         yield f"a pod ends only when every container of it does: {', '.join(sidecars)} must end by themselves"
-    variables = {*plan.variables, *(one.name for one in getattr(arguments.primary_container(), "env", None) or ())}
-    if spec.host_network and plan.max_nodes > 1 and envvars.ENDPOINT not in variables:
-        yield f"hostNetwork: two jobs on one machine meet at the same port (set {envvars.ENDPOINT})"
-    if plan.max_nodes > 1 and QUEUE_LABEL in (template.labels or {}) and plan.config.queue is None:
+    if plan.max_nodes == 1:
+        return
+    ports = [port.name for port in getattr(arguments.primary_container(), "ports", None) or ()]
+    if spec.host_network and OPERATORS_PORT not in ports:
+        yield (
+            f"hostNetwork: Kubernetes puts no two pods with one port, {DEFAULT_PORT}, on one machine, of other jobs "
+            f"either. V1ContainerPort(name={OPERATORS_PORT!r}, container_port=...) in the template names another"
+        )
+    if QUEUE_LABEL in (template.labels or {}) and plan.config.queue is None:
         yield (
             f"a pod template's {QUEUE_LABEL} is put on the pods, not on the PyTorchJob, where Kueue looks for it: use "
             "queue= of the task's config, which Flyte puts on the PyTorchJob"
+        )
+    yield from _hints_of_meeting(plan, spec)
+
+
+def _hints_of_meeting(plan: Plan, spec: Any) -> Iterator[str]:
+    """What of a pod template keeps nodes from finding node 0 by its name, or workers from starting."""
+    if spec.dns_policy == "Default" or (spec.dns_policy == "ClusterFirst" and spec.host_network):
+        fix = "Leave it out, or use ClusterFirstWithHostNet"
+        yield f"dnsPolicy={spec.dns_policy} looks names up on the machine, which does not know node 0's. {fix}"
+    beside = [each for each in spec.init_containers or () if each.restart_policy == "Always"]
+    probed = [each.name for each in (*(spec.containers or ()), *beside) if each.readiness_probe is not None]
+    if probed:
+        yield (
+            f"node 0 is found by its name, which leads to it only while all containers of its pod are ready: no node "
+            f"comes before the readiness probe of {', '.join(probed)} has passed. Leave it out, or use a startup probe"
+        )
+    context = spec.security_context
+    if getattr(context, "run_as_non_root", None) and context.run_as_user is None and plan.min_nodes == plan.max_nodes:
+        yield (
+            "runAsNonRoot without runAsUser keeps workers from starting: the operator's init container, whose image "
+            "names no user, is refused as root. Name run_as_user beside it"
         )

@@ -32,6 +32,8 @@ SCRATCH_MOUNT = "/var/run/safedist/scratch"
 SHARED_MEMORY_MOUNT = "/dev/shm"  # noqa: S108  (the path itself is the interface: POSIX shared memory lives there)
 DEFAULT_PORT = 23456
 """At which nodes meet: what Kubeflow's operators open in a pod; ours too where no operator names one."""
+OPERATORS_PORT = "pytorchjob-port"
+"""What the operator calls the port at which node 0 is met (training-operator v1.9.0)."""
 MOST_SECONDS = MOST_COUNTED // 1000
 """poll() counts milliseconds in an int."""
 

@@ -231,7 +231,8 @@ class Server:
                 where={"port": endpoint.port},
                 seen=error.strerror or str(error),
                 expected="a free port on node 0",
-                hint="another agent of this job may still be running in this pod; choose another port if not",
+                hint="another agent of this job may still be running in this pod; with hostNetwork, another job's on "
+                "this machine: name another port in the pod template, as pytorchjob-port",
             ) from error
         # asyncio takes its backlog also for how often it tries to accept in a row, and logs each try that fails.
         starting = self._loop.create_server(partial(_Connection, self), sock=sock, backlog=_ACCEPTS)

@@ -16,13 +16,11 @@ from kubernetes import client as k8s
 from .. import envvars
 from ..config.arguments import TaskArguments
 from ..config.effective import PARTS, by_part, over, with_one_count
-from ..config.options import DEFAULT_PORT, SCRATCH_MOUNT, Scratch
+from ..config.options import DEFAULT_PORT, OPERATORS_PORT, SCRATCH_MOUNT, Scratch
 from ..config.plan import Plan
 from ..config.validate import SCRATCH_VOLUME
 from .jobspec import command
 
-OPERATORS_PORT = "pytorchjob-port"
-"""What the operator calls the port at which node 0 is met (training-operator v1.9.0)."""
 LOST_AFTER_SECONDS = 30
 """How long a pod of a job of several nodes stays on a machine that the cluster has lost sight of."""
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -62,6 +60,9 @@ def merged_template(arguments: TaskArguments, plan: Plan) -> PodTemplate:
     primary.env = [*(primary.env or ()), *env]
     if plan.max_nodes > 1:
         _be_replaced_soon(spec)
+        if spec.host_network and spec.dns_policy is None:
+            # Kubernetes' own default looks names up on the machine there, which knows no service: none would be met.
+            spec.dns_policy = "ClusterFirstWithHostNet"
     _name_ports(primary)
     for container in spec.containers[1:]:
         _complete_limits(container)

@@ -102,6 +102,7 @@ NOT_HERE = {
     "make simulation": "a night",
     "kubectl cordon": "a cluster",
     "kubectl drain": "a cluster",
+    "kubectl delete pod NAME --force": "a cluster",
     "python -m tests.simulation.mutants": "a quarter of an hour",
     'make mutants MUTANTS="agent rank --sample 40 --seed 7"': "hours",
     "pip install '.[gpu,prometheus,otlp]'": "make's pip installs the same",

@@ -15,7 +15,15 @@ from flytekit.extras.accelerators import A100
 from flytekit.image_spec.image_spec import ImageBuildEngine, ImageSpecBuilder
 from flytekitplugins import kfpytorch as kf
 from golden_cases import CASES, FAST, GPU8, make, sidecar_template, template_of
-from kubernetes.client import V1Container, V1PodSpec, V1ResourceRequirements
+from kubernetes.client import (
+    V1Container,
+    V1ContainerPort,
+    V1PodSecurityContext,
+    V1PodSpec,
+    V1Probe,
+    V1ResourceRequirements,
+    V1TCPSocketAction,
+)
 
 from flytekitplugins_safedist import Profile, SafeHorovod, SafeTorch, Scratch
 from tests.harness.flyte import called, pods
@@ -77,6 +85,18 @@ def with_image(image: str | None) -> PodTemplate:
     return PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name="primary", image=image)]))
 
 
+def with_probe(*, stays: bool = False) -> PodTemplate:
+    probe = V1Probe(tcp_socket=V1TCPSocketAction(port=5432))
+    policy = {"restart_policy": "Always"} if stays else {}
+    own = [V1Container(name="proxy", readiness_probe=probe, image="proxy:1", **policy)]
+    containers = {"containers": [], "init_containers": own} if stays else {"containers": own}
+    return PodTemplate(pod_spec=V1PodSpec(**containers))
+
+
+def as_user(number: int | None) -> PodTemplate:
+    return a_template(security_context=V1PodSecurityContext(run_as_non_root=True, run_as_user=number))
+
+
 def with_policy(policy: str) -> SafeHorovod:
     return SafeHorovod(nnodes=2, master=kf.Master(restart_policy=kf.RestartPolicy[policy]))
 
@@ -117,7 +137,27 @@ WARNED = {
     ),
     "host network": (
         lambda: make(SafeHorovod(nnodes=2), pod_template=a_template(host_network=True)),
-        "meet at the same port",
+        "Kubernetes puts no two pods with one port, 23456, on one machine",
+    ),
+    "names of the machine": (
+        lambda: make(SafeHorovod(nnodes=2), pod_template=a_template(dns_policy="Default")),
+        "dnsPolicy=Default looks names up on the machine, which does not know node 0's",
+    ),
+    "names of the machine, by its network": (
+        lambda: make(SafeHorovod(nnodes=2), pod_template=a_template(dns_policy="ClusterFirst", host_network=True)),
+        "or use ClusterFirstWithHostNet",
+    ),
+    "a probe": (
+        lambda: make(SafeHorovod(nnodes=2), pod_template=with_probe()),
+        "before the readiness probe of proxy has passed",
+    ),
+    "a probe of what stays": (
+        lambda: make(SafeHorovod(nnodes=2), pod_template=with_probe(stays=True)),
+        "before the readiness probe of proxy has passed",
+    ),
+    "no root, and nobody else": (
+        lambda: make(SafeHorovod(nnodes=2), pod_template=as_user(None)),
+        "runAsNonRoot without runAsUser keeps workers from starting",
     ),
     "queue": (
         lambda: make(SafeHorovod(nnodes=2), pod_template=sidecar_template()),
@@ -126,11 +166,28 @@ WARNED = {
 }
 
 
-def test_who_has_moved_the_meeting_point_is_not_told_to() -> None:
-    template = a_template(host_network=True)
-    task = make(SafeHorovod(nnodes=2), pod_template=template, environment={"SAFEDIST_ENDPOINT": "gateway:4000"})
+def test_who_names_a_port_of_its_own_is_not_told_to() -> None:
+    primary = V1Container(name="primary", ports=[V1ContainerPort(name="pytorchjob-port", container_port=24567)])
+    task = make(
+        SafeHorovod(nnodes=2), pod_template=PodTemplate(pod_spec=V1PodSpec(containers=[primary], host_network=True))
+    )
 
-    assert not [line for line in summary(task, template_of(task, FAST)) if "meet at the same port" in line]
+    assert not [line for line in summary(task, template_of(task, FAST)) if "hostNetwork" in line]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        lambda: make(SafeHorovod(nnodes=2), pod_template=as_user(1000)),
+        lambda: make(SafeHorovod(nnodes="1:2"), pod_template=as_user(None)),
+        lambda: make(SafeHorovod(), pod_template=as_user(None)),
+        lambda: make(SafeHorovod(), pod_template=a_template(dns_policy="Default")),
+        lambda: make(SafeHorovod(nnodes=2), pod_template=a_template(dns_policy="ClusterFirst")),
+    ],
+)
+def test_a_template_that_nodes_can_meet_with_is_not_warned_of(task: Any) -> None:
+    made = task()
+    assert not [line for line in summary(made, template_of(made, FAST)) if "WARN" in line]
 
 
 def test_scratch_as_large_as_the_pods_limit_is_not_warned_of() -> None:

@@ -98,6 +98,12 @@ MEANT = (
         recorded="None",
     ),
     Allowed(
+        rf"{_TEMPLATE}spec\.dnsPolicy",
+        "pods of several nodes on their machines' network find each other's names",
+        recorded="None",
+        rendered="ClusterFirstWithHostNet",
+    ),
+    Allowed(
         rf"{_TEMPLATE}spec\.tolerations(\[\d+\].*)?",
         "pods of several nodes leave a lost machine after 30 s: the others wait for them",
     ),

@@ -11,9 +11,9 @@ from flytekitplugins_safedist.plugin.pod import merged_template
 from tests.unit.config.plans import planned
 
 
-def merged(template: PodTemplate | None) -> PodTemplate:
+def merged(template: PodTemplate | None, nodes: int = 1) -> PodTemplate:
     kwargs = {} if template is None else {"pod_template": template}
-    made = planned(SafeTorch(nproc_per_node=1), **kwargs)
+    made = planned(SafeTorch(nnodes=nodes, nproc_per_node=1), **kwargs)
     return merged_template(made.arguments, made)
 
 
@@ -37,3 +37,19 @@ def test_what_a_sidecar_requests_is_its_limit_whichever_way_it_is_written(resour
 
     (_, container) = ApiClient().sanitize_for_serialization(template.pod_spec)["containers"]
     assert container["resources"] == {"requests": ASKED, "limits": {"cpu": "1", "memory": "1Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spec", "policy"),
+    [
+        (2, {"host_network": True}, "ClusterFirstWithHostNet"),
+        (2, {"host_network": True, "dns_policy": "None"}, "None"),
+        (2, {}, None),
+        (1, {"host_network": True}, None),
+    ],
+)
+def test_on_a_machines_network_the_names_of_pods_are_still_found(nodes, spec, policy):
+    own = V1PodSpec(containers=[], **spec)
+
+    assert merged(PodTemplate(pod_spec=own), nodes).pod_spec.dns_policy == policy
+    assert own.dns_policy == spec.get("dns_policy")
