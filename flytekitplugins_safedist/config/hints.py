@@ -41,6 +41,11 @@ def hints(plan: Plan, arguments: TaskArguments, image: str | None, named: Any = 
             idle = f"{gpus - plan.nproc_per_node} GPUs stay idle unless ranks take several"
             yield f"{gpus} GPUs per {name}, but {plan.nproc_per_node} ranks: {idle}"
     yield from _hints_of_scratch(plan)
+    if getattr(plan.config.run_policy, "active_deadline_seconds", None) is not None:
+        yield (
+            "run_policy.active_deadline_seconds ends no job that runs undisturbed: the operator looks at it only when "
+            "something of the job changes (kubeflow/trainer#3358). timeout= of @task ends one in time"
+        )
     if plan.config.profile is not None and plan.decks is None:
         yield "profile is seen on the task's deck alone: set enable_deck=True of @task"
     if plan.nproc_per_node > 1 and has_slices(plan.resources, arguments.accelerator):

@@ -139,6 +139,10 @@ WARNED = {
         lambda: make(SafeHorovod(nnodes=2), pod_template=a_template(host_network=True)),
         "Kubernetes puts no two pods with one port, 23456, on one machine",
     ),
+    "a deadline": (
+        lambda: make(SafeHorovod(nnodes=2, run_policy=kf.RunPolicy(active_deadline_seconds=3600))),
+        "run_policy.active_deadline_seconds ends no job that runs undisturbed",
+    ),
     "names of the machine": (
         lambda: make(SafeHorovod(nnodes=2), pod_template=a_template(dns_policy="Default")),
         "dnsPolicy=Default looks names up on the machine, which does not know node 0's",
