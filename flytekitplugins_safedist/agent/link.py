@@ -65,7 +65,9 @@ class Missing(NamedTuple):
     awaits: str
 
 
-NO_ADDRESS = Missing("its name has no address", "a machine with room for the pod, or the end of the pod before it")
+NO_ADDRESS = Missing(
+    "its name has no address", "a machine with room for the pod, the end of the pod before it, or its readiness probes"
+)
 REFUSED = Missing("nothing listens there", "the container's image; or its agent still fetches the code, or imports")
 NO_ANSWER = Missing("no answer from there", "its machine to be given up: the process there is frozen, or cut off")
 _STRANGER_LEAVES = "the end of that job's pod, or this job's name to lead to its own"
