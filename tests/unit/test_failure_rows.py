@@ -28,6 +28,7 @@ from flytekitplugins_safedist.failures import (
     Payer,
     evidence,
     how_ended,
+    mistake,
     of_chain,
     of_link,
     outlook,
@@ -469,6 +470,16 @@ def test_what_a_store_that_was_away_has_the_users_code_raise_is_what_the_user_ca
     assert of(raised_from(cause, CheckpointError("x"))).failure is Failure.STORAGE
     assert of(raised_from(cause, TryAgain("x"))).failure is Failure.RECOVERABLE
     assert of(raised_from(cause, StepFailed("x"))).failure is Failure.OWN
+
+
+def test_nodes_with_names_of_two_kinds_of_address_are_told_of_gloos_interface() -> None:
+    hint, comes_again = mistake("[enforce fail at .../device.cc:276] ss1.ss_family == ss2.ss_family. 2 vs 10") or (
+        "",
+        0,
+    )
+
+    assert "some nodes have their own names under IPv4, others under IPv6: let GLOO_SOCKET_IFNAME" in hint
+    assert comes_again
 
 
 # --- the tables of numbers --------------------------------------------------------------------------------------------
