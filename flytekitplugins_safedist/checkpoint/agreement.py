@@ -3,10 +3,10 @@
 In a task their agents bring them to one step (:mod:`..rank.shared_page`). Elsewhere all ask rank 0, at steps that they
 know.
 
-A lone pod leaves a mark at its place when it is told to stop, until what it saves then is committed: Flyte starts the
-next attempt as soon as a pod is being deleted (v1.16: the deletion timestamp fails the attempt), while the pod still
-saves. Without the mark the next attempt finds an older save, or none. With several nodes nothing of the kind happens:
-the job's own rendezvous keeps a replacement until the others have saved.
+Rank 0 leaves a mark at its place when a pod is told to stop, until what is saved then is committed: Flyte starts the
+next attempt as soon as a lone pod is being deleted (v1.16: the deletion timestamp fails the attempt), or a whole job
+(at the task's ``timeout``), while the pods still save. Without the mark the next attempt finds an older save, or none.
+Pods that are replaced within an attempt need none: its rendezvous keeps them until the others have saved.
 """
 
 from __future__ import annotations
@@ -153,15 +153,17 @@ def of_rank() -> Agreement | None:
 
 
 class Mark:
-    """The mark of a lone pod, left as soon as it is told to stop, wherever the training is then.
+    """The mark of an attempt, left as soon as a pod of it is told to stop, wherever the training is then.
 
     Args:
         page: that its rank 0 shares with its agent.
         store: where it saves.
+        attempt: names it.
         leave_pointer: tells the next attempt so.
     """
 
-    def __init__(self, page: RankPage, store: Store, leave_pointer: Callable[[], object]) -> None:
+    def __init__(self, page: RankPage, store: Store, attempt: str, leave_pointer: Callable[[], object]) -> None:
+        self._text = f"{socket.gethostname()} of {attempt}"
         self._over = threading.Event()
         run = contextvars.copy_context().run  # flytekit's way to the store is found through it
         self._thread = threading.Thread(
@@ -175,7 +177,7 @@ class Mark:
             if self._over.wait(_LOOK_SECONDS):
                 return
         try:
-            store.put(MARK, socket.gethostname().encode())
+            store.put(MARK, self._text.encode())
             leave_pointer()  # last: who finds the place by it finds the mark
         except Exception as error:  # the save itself is tried all the same, and the mark may be there
             logger.warning(f"the next attempt is not told that this pod still saves: {error}")
@@ -188,23 +190,27 @@ class Mark:
         self._thread.join()
 
 
-def wait_for_others(store: Store, seconds: float) -> None:
-    """Where a pod still saves at this place, wait for it; a pod that is killed takes no mark away.
+def wait_for_others(store: Store, attempt: str, seconds: float) -> None:
+    """Where pods of another attempt still save at this place, wait for them; who is killed takes no mark away.
 
     Args:
         store: the place.
+        attempt: names this one. A mark of its own is of ranks that have ended: a round begins when all have.
         seconds: for which a pod stays to save, at most. A mark that nobody takes away costs them once.
     """
     mark, until = store.get(MARK), time.monotonic() + seconds
-    host = (mark or b"").decode(errors="replace")
-    if mark is not None:
-        logger.info(f"waiting for the pod of the attempt before ({host}), which still saves to {store.url}")
-    while mark is not None and store.get(MARK) is not None:
-        if time.monotonic() > until:
-            logger.warning(f"{host} has committed no save in {seconds:g} s, and is not waited for any longer")
-            _remove(store)
+    who = (mark or b"").decode(errors="replace")
+    if mark is not None and not who.endswith(f" of {attempt}"):
+        logger.info(f"waiting for the pod of the attempt before ({who}), which still saves to {store.url}")
+        while store.get(MARK) is not None:
+            if time.monotonic() > until:
+                logger.warning(f"{who} has committed no save in {seconds:g} s, and is not waited for any longer")
+                break
+            time.sleep(_ASK_SECONDS)
+        else:
             return
-        time.sleep(_ASK_SECONDS)
+    if mark is not None:
+        _remove(store)
 
 
 def _remove(store: Store) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -71,11 +72,11 @@ class Checkpoints:
         _check_arguments(keep, every)
         try:
             rank = context.current_rank()
-            self._job, attempt = rank.job, rank.attempt
+            self._job, self._attempt = rank.job, rank.attempt
         except NotInTaskError:  # under torchrun, horovodrun, or in a single process
             identity = known_identity()
-            self._job, attempt = "", identity.attempt if identity is not None else 0
-        self._facts = places.gather(where, attempt=attempt)
+            self._job, self._attempt = "", identity.attempt if identity is not None else 0
+        self._facts = places.gather(where, attempt=self._attempt)
         self._keep, self._every, self._resume_from = keep, every, resume_from
         self._timer = agreement.Timer(every.total_seconds()) if isinstance(every, timedelta) else None
         self._agreement = agreement.of_rank()
@@ -94,6 +95,7 @@ class Checkpoints:
         self._newest = 0  # the latest time in a name in the place, as far as is known
         self._damaged: set[str] = set()  # saves that it has passed over, and
         self._stranger = ""  # who else saves at this place meanwhile
+        self._later = 0  # the attempt of this job that has saved there since, when this one is over
         self._back_to: int | None = None  # the step that the user has gone back to
         self.latest: int | None = None
         self._hear_of_the_end()
@@ -286,9 +288,10 @@ class Checkpoints:
         if self._agreement is None:
             return False
         page, rank = self._agreement.page, context.current_rank()
-        if self._mark is None and rank.rank == 0 and rank.nnodes == 1 and page.preemption_seconds:
+        if self._mark is None and rank.rank == 0 and page.preemption_seconds:
             store = self._find()
-            self._mark = agreement.Mark(page, store, lambda: places.leave_pointer(self._facts, store.url))
+            leave_pointer = partial(places.leave_pointer, self._facts, store.url)
+            self._mark = agreement.Mark(page, store, self._attempt_name, leave_pointer)
         agreed = self._agreement.at(self, step, by_itself=self._every is not None, settle=self._settle)
         if agreed is None or agreed.is_last or self._ask_rank_0(step):
             return agreed is not None
@@ -305,6 +308,10 @@ class Checkpoints:
                 self._agreement.page.ask()
             return False  # the agents bring all ranks to one step, and there it is due
         return step >= self._timer.look and self._ask_rank_0(step)
+
+    @property
+    def _attempt_name(self) -> str:
+        return f"{self._job}-a{self._attempt}"
 
     @property
     def _is_busy(self) -> bool:
@@ -326,7 +333,7 @@ class Checkpoints:
         """In rank 0: the saves to try, the newest first, and where they are."""
         store, source = self._find(), None
         if self._agreement is not None:
-            agreement.wait_for_others(store, self._agreement.page.preemption_seconds)
+            agreement.wait_for_others(store, self._attempt_name, self._agreement.page.preemption_seconds)
         names = saves.committed(store)
         if not names and self._resume_from is not None:
             source = places.of_execution(self._facts, self._resume_from)
@@ -416,7 +423,7 @@ class Checkpoints:
         if self._timer is not None:
             self._timer.begin()
         own = [name for name, value in state.items() if states.is_own(value)]
-        draft = Manifest(step, ranks.size, [*state], own, self._job, self._back_to, items=items)
+        draft = Manifest(step, ranks.size, [*state], own, self._job, self._attempt, self._back_to, items=items)
         store, name = self._use(save["place"]), save["name"]
         # In this context: flytekit's way to the store, credentials and all, is found through it.
         write = context.saving(background=True)(lambda: self._write(failure, store, name, draft, still))
@@ -431,6 +438,18 @@ class Checkpoints:
         if self._saved == steps[0]:
             return None
         store = self._find()
+        if not self._mine:
+            there = saves.directories(store)
+            self._newest = max((saves.time_of(name) for name, _ in there), default=0)
+            for name in saves.whole(there)[:1]:
+                self._read_stranger(store, name)
+        if self._later:
+            raise CheckpointError(
+                "a later attempt goes on with this training: this one saves nothing any more",
+                where={"place": store.url},
+                seen=f"saves of attempt {self._later}; this is attempt {self._attempt}, which Flyte has given up",
+                hint="nothing is to be done: its pod stood still or was cut off, and will be removed",
+            )
         if self._stranger:
             raise CheckpointError(
                 "two save at one place: each removes the other's saves, and a restart goes on from either's",
@@ -438,8 +457,6 @@ class Checkpoints:
                 seen=f"saves of {self._stranger}, since this one's first",
                 hint='give each a place of its own: Checkpoints("s3://bucket/run-7/best", every=None)',
             )
-        if not self._mine:
-            self._newest = max((saves.time_of(name) for name, _ in saves.directories(store)), default=0)
         if self._count == 0:
             places.leave_pointer(self._facts, store.url)
         self._mine.append(saves.new_name(steps[0], after=self._newest))
@@ -449,17 +466,29 @@ class Checkpoints:
 
     def _meet_stranger(self, store: Store, name: str) -> None:
         """In rank 0: see whose save it is that was not there when this life began. One of an earlier attempt of this
-        job, whose pod is cut off and goes on, is passed over: it is the same training."""
-        try:
-            job = saves.read_manifest(store, name).job
-        except DamagedError:
-            job = ""
+        job, whose pod is cut off and goes on, is passed over: it is the same training. Where this is that pod, what it
+        has saved after a later attempt did goes: as the newest it would hide how far that one has come."""
+        job = self._read_stranger(store, name)
         if job and self._job and job != self._job:
             self._stranger = f"job {job}"
+        elif self._later:
+            for own in self._mine:
+                if saves.time_of(own) > saves.time_of(name):
+                    saves.discard(store, own)
         elif name in _BEGUN:
             self._stranger = "another Checkpoints of this task"
         elif self._is_to_say:
             logger.warning(f"somebody else saves at {store.url}, too: {name}. Each removes the other's saves")
+
+    def _read_stranger(self, store: Store, name: str) -> str:
+        """The job of a save; "" where nobody knows. Where it is of a later attempt of this one, that is noted."""
+        try:
+            manifest = saves.read_manifest(store, name)
+        except DamagedError:
+            return ""
+        if manifest.job and manifest.job == self._job and manifest.attempt > self._attempt:
+            self._later = manifest.attempt
+        return manifest.job
 
     def _write(self, failure: BaseException | None, store: Store, name: str, draft: Manifest, still: float) -> None:
         """Write this rank's part, and in rank 0 commit the save. A collective of the threads that write."""
@@ -514,6 +543,8 @@ class Checkpoints:
         for name in saves.of_others(there, self._mine)[:1]:
             self._newest = max(self._newest, saves.time_of(name))
             self._meet_stranger(store, name)
+        if self._later:
+            return
         saves.prune(store, saves.surplus(there, self._keep, self._mine, self._back_to, self._damaged))
 
     @property

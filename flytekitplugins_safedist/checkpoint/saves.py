@@ -47,6 +47,7 @@ class Manifest:
         names: of the state.
         per_rank: those of them of which each rank has its own.
         job: that saved it; "" outside a task.
+        attempt: of that job, from 0.
         back_to: the step to which training had gone back by its user's word; None where it had not.
         sizes: bytes of each file, by its name.
         items: of each value: its path; a tensor's size and dtype; and its chunks, each with its offsets and sizes in
@@ -60,6 +61,7 @@ class Manifest:
     names: list[str]
     per_rank: list[str]
     job: str = ""
+    attempt: int = 0
     back_to: int | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     items: list[dict[str, Any]] = field(default_factory=list)
@@ -124,7 +126,12 @@ def time_of(name: str) -> int:
 
 def committed(store: Store) -> list[str]:
     """The names of the saves that have a manifest, the newest first."""
-    return [name for name, files in directories(store) if MANIFEST in files]
+    return whole(directories(store))
+
+
+def whole(there: Directories) -> list[str]:
+    """Those of them that have a manifest, the newest first. Pure."""
+    return [name for name, files in there if MANIFEST in files]
 
 
 def directories(store: Store) -> Directories:

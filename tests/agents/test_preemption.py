@@ -147,6 +147,31 @@ def test_the_next_attempt_of_a_single_pod_resumes_from_what_the_one_before_saves
     assert not job.mark.exists()
 
 
+def test_the_next_attempt_of_two_pods_resumes_from_what_those_of_the_one_before_save_as_they_leave(
+    warm, tmp_path, ranks_gate: Gate
+):
+    """Flyte ends all pods of an attempt whose ``timeout`` is over, and starts the next one."""
+    more = {**ranks_gate.environment, **GRACE, "TEST_KEPT": str(tmp_path / "kept")}
+    call = "job_preempted:two_by_checkpoints"
+    of_attempt = [
+        Job(warm, tmp_path / number / "job", call, "", {**more, "FLYTE_ATTEMPT_NUMBER": number}, nproc_per_node=1)
+        for number in "01"
+    ]
+    before = [of_attempt[0].start(pod) for pod in (1, 0)]
+    assert sorted(ranks_gate.heard(4)) == ["attempt 0 begins with 0"] * 2 + ["in a long step"] * 2
+    for pod in before:
+        pod.signal(TERM)
+    until((tmp_path / "kept" / agreement.MARK).exists, "both are in the middle of a step")
+    after = [of_attempt[1].start(pod) for pod in (1, 0)]
+    until(lambda: "waiting for the pod of the attempt before" in (after[1].files / "out").read_text(), "it waits")
+    ranks_gate.let_go(2)
+    assert not any(name.endswith(".pb") for pod in before for name in pod.wait().uploaded)
+    (first,) = {int(line.removeprefix("attempt 1 begins with ")) for line in ranks_gate.heard(2)}
+    assert first > 1
+    assert [pod.wait().uploaded for pod in after] == [[], ["outputs.pb"]]
+    assert not (tmp_path / "kept" / agreement.MARK).exists()
+
+
 def test_a_mark_that_another_pod_has_left_stays(warm, tmp_path, ranks_gate: Gate):
     job = Overlapping(warm, tmp_path, ranks_gate, TEST_HOW="raise")
     first = job.start(0)

@@ -156,9 +156,21 @@ def by_script() -> None:
     run_script(os.environ["TEST_SCRIPT"])
 
 
-@task(task_config=SafeTorch(timeouts=replace(TIMEOUTS, preemption=float(os.environ.get("TEST_PREEMPTION", "60")))))
+OF_ATTEMPTS = replace(TIMEOUTS, preemption=float(os.environ.get("TEST_PREEMPTION", "60")))
+
+
+@task(task_config=SafeTorch(timeouts=OF_ATTEMPTS))
 def alone_by_checkpoints() -> str:
-    """One long step, in which the pod is told to stop; then one more, after which it saves."""
+    return by_checkpoints()
+
+
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=OF_ATTEMPTS))
+def two_by_checkpoints() -> str:
+    return by_checkpoints()
+
+
+def by_checkpoints() -> str:
+    """One long step, in which the pods are told to stop; then one more, after which they save."""
     attempt = current_rank().attempt
     ckpt = Checkpoints(os.environ["TEST_KEPT"], every=None)
     first = ckpt.restore(state := {"steps": 0})

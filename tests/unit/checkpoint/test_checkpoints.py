@@ -890,9 +890,9 @@ def test_two_of_a_task_that_save_at_one_place_in_turns_are_refused(place):
 def of_job(monkeypatch):
     """Have this process be a rank of a job."""
 
-    def enter(job):
+    def enter(job, attempt=0):
         monkeypatch.setattr("flytekitplugins_safedist.rank.context.current_rank", lambda: rank)
-        rank = SimpleNamespace(job=job, attempt=0, rank=0, world_size=1)
+        rank = SimpleNamespace(job=job, attempt=attempt, rank=0, world_size=1)
 
     monkeypatch.setattr("flytekitplugins_safedist.checkpoint.agreement.of_rank", lambda: None)
     return enter
@@ -936,6 +936,35 @@ def test_a_save_is_newer_than_those_of_an_attempt_that_is_cut_off_and_goes_on_wi
     directory(place, 4).rename(place / "step-000000000004.9700000000000.00000000")
     save_each(after, 6, 7)  # the first of them finds it
     assert Checkpoints(place).restore({"x": 0}) == 8
+
+
+def test_an_attempt_that_wakes_before_its_first_save_saves_nothing_over_a_later_ones(place, of_job):
+    of_job("job", attempt=1)
+    before = Checkpoints(place, every=1)
+    assert before.restore({"x": 0}) == 0
+    of_job("job", attempt=2)
+    with Checkpoints(place, every=1) as after:
+        save_each(after, 0, 1)
+    with pytest.raises(CheckpointError, match=r"a later attempt goes on .*saves of attempt 2; this is attempt 1"):
+        before.save(0, {"x": 0})
+    assert Checkpoints(place).restore({"x": 0}) == 2
+
+
+@pytest.mark.parametrize("keep", [1, None])
+def test_an_attempt_that_wakes_when_a_later_one_has_saved_hides_nothing_of_it_and_removes_none(place, of_job, keep):
+    of_job("job")
+    before = Checkpoints(place, every=1, keep=keep)
+    save_each(before, 4, 5)
+    of_job("job", attempt=1)
+    with Checkpoints(place, every=1, keep=keep) as after:
+        assert after.restore({"x": 0}) == 6
+        save_each(after, 6, 7)
+    save_each(before, 6)
+    with pytest.raises(CheckpointError, match=r"a later attempt goes on .*saves of attempt 1; this is attempt 0"):
+        before.save(7, {"x": 0})
+    of_job("job", attempt=2)
+    assert Checkpoints(place).restore(state := {"x": 0}) == 8
+    assert state["x"] == 7
 
 
 def test_the_step_gone_back_to_stays_where_the_job_has_gone_on_since(place, of_job):

@@ -205,10 +205,10 @@ def test_who_saves_by_steps_saves_nothing_more_where_another_one_has_asked(agent
 
 @pytest.mark.parametrize(
     ("rank", "nnodes", "marks"),
-    [(0, 1, True), (1, 1, False), (0, 2, False)],
+    [(0, 1, True), (1, 1, False), (0, 2, True)],
     ids=["rank 0 of one node", "rank 1 of it", "rank 0 of two nodes"],
 )
-def test_that_a_pod_leaves_is_marked_by_rank_0_of_a_lone_pod_alone(
+def test_that_a_pod_leaves_is_marked_by_rank_0_alone(
     agent: AgentPage,
     become: Callable[..., None],
     stood_still: list[str],
@@ -232,9 +232,7 @@ def test_that_a_pod_leaves_is_marked_by_rank_0_of_a_lone_pod_alone(
     assert steps(tmp_path / "place") == ({1} if marks else set())
 
 
-def test_the_next_attempt_waits_where_a_lone_pod_saves_also_before_the_first_save(
-    agent, stood_still, tmp_path, monkeypatch
-):
+def test_the_next_attempt_waits_where_a_pod_saves_also_before_the_first_save(agent, stood_still, tmp_path, monkeypatch):
     """Each attempt has a place of its own, until one has left a pointer."""
     first, second = (
         Facts(
@@ -258,6 +256,15 @@ def test_a_mark_that_cannot_be_taken_away_costs_a_wait_and_no_more(tmp_path, mon
     store = Store(str(tmp_path))
     store.put(MARK, b"another host")
     monkeypatch.setattr(Store, "remove", lambda *_: (_ for _ in ()).throw(PermissionError("read-only")))
-    wait_for_others(store, 0.0)
+    wait_for_others(store, "job-a1", 0.0)
     assert "another host has committed no save in 0 s" in caplog.text
     assert f"{MARK} stays in {tmp_path}" in caplog.text
+
+
+def test_a_mark_of_its_own_attempt_is_taken_away_and_nobody_waits(tmp_path, caplog):
+    """Its ranks had no time to save, and were killed; those of a replaced pod begin when all have ended."""
+    store = Store(str(tmp_path))
+    store.put(MARK, b"pod-0 of job-a1")
+    wait_for_others(store, "job-a1", 1000.0)
+    assert store.get(MARK) is None
+    assert "waiting" not in caplog.text
