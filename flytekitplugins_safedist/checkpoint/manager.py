@@ -335,20 +335,30 @@ class Checkpoints:
         if self._agreement is not None:
             agreement.wait_for_others(store, self._attempt_name, self._agreement.page.preemption_seconds)
         names = saves.committed(store)
-        if not names and self._resume_from is not None:
-            source = places.of_execution(self._facts, self._resume_from)
-            names = saves.committed(Store(source))
-            if not names:
-                hint = "see whether the address is right, or leave out resume_from to begin anew"
-                raise CheckpointError(
-                    "nothing was saved where to resume from", where={"resume_from": source}, hint=hint
-                )
+        if not names:
+            source, names = self._elsewhere()
+        if names:
+            places.leave_trail(self._facts, source or store.url)
         if step is not None:
             # This job, started again, goes on with what it has saved since it went back.
             own = names if self._job and source is None else ()
             since = takewhile(lambda name: self._has_gone_back(store, name, step), own)
             names = [*since, *(name for name in names if saves.step_of(name) == step)]
         return {"place": store.url, "source": source, "names": names}
+
+    def _elsewhere(self) -> tuple[str | None, list[str]]:
+        """Where nothing was saved here: the place to resume from by Flyte's word, or else the user's; and its saves."""
+        for place in places.before(self._facts):
+            if names := saves.committed(Store(place)):
+                return place, names
+        if self._resume_from is None:
+            return None, []
+        source = places.of_execution(self._facts, self._resume_from)
+        names = saves.committed(Store(source))
+        if not names:
+            hint = "see whether the address is right, or leave out resume_from to begin anew"
+            raise CheckpointError("nothing was saved where to resume from", where={"resume_from": source}, hint=hint)
+        return source, names
 
     def _has_gone_back(self, store: Store, name: str, step: int) -> bool:
         try:
@@ -478,7 +488,10 @@ class Checkpoints:
         elif name in _BEGUN:
             self._stranger = "another Checkpoints of this task"
         elif self._is_to_say:
-            logger.warning(f"somebody else saves at {store.url}, too: {name}. Each removes the other's saves")
+            why = "Each removes the other's saves"
+            if job and job == self._job:
+                why = "It is of this job: a pod of an earlier attempt still runs, and saves no more when it finds this"
+            logger.warning(f"somebody else saves at {store.url}, too: {name}. {why}")
 
     def _read_stranger(self, store: Store, name: str) -> str:
         """The job of a save; "" where nobody knows. Where it is of a later attempt of this one, that is noted."""

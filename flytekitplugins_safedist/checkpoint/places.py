@@ -3,12 +3,16 @@
 Flyte tells an attempt where it may keep checkpoints: each attempt has another such prefix. So the first one that comes
 so far leaves a pointer to its place beside its outputs (``.../<node>/data/<attempt>``), where later attempts find
 it by counting down. They save where it points to.
+
+An execution that recovers another one (Flyte's "Recover") is told the checkpoint prefix of that one's last attempt, and
+nothing else of it. So an attempt that resumes from another place than its own leaves a pointer beside its own prefix.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +37,7 @@ class Facts:
         outputs: the prefix of this attempt's outputs; None outside an execution.
         attempt: from 0.
         execution: project, domain and name; None outside an execution.
+        before: the own place of the attempt that Flyte has this one go on from, where the user has given none.
     """
 
     own: str
@@ -40,6 +45,7 @@ class Facts:
     outputs: str | None = None
     attempt: int = 0
     execution: tuple[str, str, str] | None = None
+    before: str | None = None
 
 
 def gather(where: str | os.PathLike[str] | None, *, attempt: int) -> Facts:
@@ -51,7 +57,7 @@ def gather(where: str | os.PathLike[str] | None, *, attempt: int) -> Facts:
     from flytekit import FlyteContextManager
 
     parameters: Any = FlyteContextManager.current_context().user_space_params
-    destination, _ = flytekit_inside.checkpoint_places(parameters) if parameters is not None else (None, None)
+    destination, source = flytekit_inside.checkpoint_places(parameters) if parameters is not None else (None, None)
     if where == "" or (where is None and not destination):  # of a variable that is not set: not where this runs
         raise CheckpointError(
             "there is no place for checkpoints",
@@ -60,12 +66,17 @@ def gather(where: str | os.PathLike[str] | None, *, attempt: int) -> Facts:
         )
     execution = getattr(parameters, "execution_id", None)
     return Facts(
-        _from_here(where) if where is not None else (destination or "").rstrip("/") + SIBLING,
+        _from_here(where) if where is not None else _beside(destination or ""),
         given=where is not None,
         outputs=getattr(parameters, "output_metadata_prefix", None),
         attempt=attempt,
         execution=(execution.project, execution.domain, execution.name) if execution is not None else None,
+        before=_beside(source) if source and where is None else None,
     )
+
+
+def _beside(prefix: str) -> str:
+    return prefix.rstrip("/") + SIBLING
 
 
 def _from_here(where: str | os.PathLike[str]) -> str:
@@ -119,6 +130,20 @@ def leave_pointer(facts: Facts, place: str) -> None:
     """Leave it where later attempts and other executions look."""
     if facts.outputs:
         Store(facts.outputs).put(POINTER, json.dumps({"place": place}).encode())
+
+
+def before(facts: Facts) -> Iterator[str]:
+    """Places to resume from where this execution has saved nothing: of the one that it recovers, by Flyte's word."""
+    if facts.before is not None:
+        yield facts.before
+        if place := _pointer(facts.before):
+            yield place
+
+
+def leave_trail(facts: Facts, place: str) -> None:
+    """Leave it where an execution that recovers this one looks."""
+    if not facts.given and place != facts.own:
+        Store(facts.own).put(POINTER, json.dumps({"place": place}).encode())
 
 
 def of_execution(facts: Facts, resume_from: str) -> str:

@@ -25,11 +25,12 @@ class Execution:
     def place(self, attempt):
         return self._root / "raw" / f"{self._name}-{attempt}" / "_flytecheckpoints"
 
-    def attempt(self, number, task, **environment):
+    def attempt(self, number, task, *, recovers=None, **environment):
         files = self._root / f"{self._name}-job-{number}"
         arguments = ["--checkpoint-path", str(self.place(number))]
-        if number:
-            arguments += ["--prev-checkpoint", str(self.place(number - 1))]
+        if number or recovers:
+            arguments += ["--prev-checkpoint", str(self.place(number - 1) if number else recovers)]
+            environment["TEST_RECOVERS"] = ""
         outputs = self._root / "meta" / f"proj-dev-{self._name}" / "n0" / "data" / str(number)
         outputs.mkdir(parents=True)
         files.mkdir()
@@ -73,6 +74,16 @@ def test_another_execution_is_resumed_by_its_name_or_address_while_this_one_has_
         new = Execution(warm, tmp_path, f"by-{by}")
         ended = new.attempt(0, "by_torch", TEST_RESUME_FROM=source, TEST_FAILING_ROUNDS="1")
         assert uploaded_output(ended) == "0.0:0 0.0:3 0.1:6", ended.err
+
+
+def test_an_execution_that_recovers_another_goes_on_from_what_that_one_has_saved(warm, tmp_path):
+    """Flyte tells it the checkpoint prefix of the other's last attempt, and nothing else."""
+    old, new, newest = (Execution(warm, tmp_path, name) for name in ("old", "new", "newest"))
+    assert uploaded_output(old.attempt(0, "by_torch")) == "0.0:0"
+    assert uploaded_output(old.attempt(1, "by_torch")) == "0.0:0 1.0:3"  # saves where attempt 0 did
+    assert uploaded_output(new.attempt(0, "by_torch", recovers=old.place(1))) == "0.0:0 1.0:3 0.0:6"
+    assert uploaded_output(newest.attempt(0, "by_torch", recovers=new.place(0))) == "0.0:0 1.0:3 0.0:6 0.0:9"
+    assert {path.parent.parent.name for path in tmp_path.rglob("step-*")} == {"old-0", "new-0", "newest-0"}
 
 
 def test_the_save_in_flight_is_committed_before_outputs_are_uploaded(warm, tmp_path):
