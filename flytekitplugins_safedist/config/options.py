@@ -5,6 +5,7 @@ What values a field may have stands beside its type (:mod:`.typed`); what must a
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import re
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from ..errors import ConfigError, Problem
 from .caches import CACHE_NAMES
 from .quantities import size_in_bytes
-from .typed import KFPYTORCH, MOST_COUNTED, Must, is_count, is_text
+from .typed import KFPYTORCH, MOST_COUNTED, Must, is_count, is_text, well_typed
 
 if TYPE_CHECKING:
     from flytekitplugins import kfpytorch
@@ -165,6 +166,8 @@ class _Fields:
             reason, unknown = f"is no field of {cls.__name__}", sorted(arguments.keys() - takes.keys())
             problems += [Problem(name, arguments[name], reason, _instead(name, names)) for name in unknown]
         if problems:
+            with contextlib.suppress(Exception):  # of one without a field that it must have, or a user's own __init__
+                well_typed(cls(**{name: value for name, value in arguments.items() if name in takes}), problems)
             raise ConfigError(problems)
         return super().__new__(cls)
 

@@ -560,6 +560,15 @@ def test_a_field_that_is_misspelled_is_refused_with_the_one_that_is_near() -> No
         Timeouts(begin=1)
 
 
+def test_a_misspelled_field_hides_no_other_that_is_wrong() -> None:
+    with pytest.raises(ConfigError) as caught:
+        SafeTorch(max_restart=1, nproc_per_node="auto", timeouts=Timeouts(rendezvous="5m"))
+    assert [each.field for each in caught.value.problems] == ["max_restart", "nproc_per_node", "timeouts.rendezvous"]
+    with pytest.raises(ConfigError) as caught:
+        Profile(step=(10, 12))  # without the field that it must have
+    assert [each.field for each in caught.value.problems] == ["step"]
+
+
 @pytest.mark.parametrize("cls", [SafeTorch, SafeHorovod, Hangs, Logs, Metrics, Preflight, Profile, Scratch, Timeouts])
 def test_a_value_without_a_name_is_refused_with_the_names_that_there_are(cls) -> None:
     first, *_ = dataclasses.fields(cls)
