@@ -115,6 +115,8 @@ class Snapshot:
         library's with the user's line: ``at selectors.py:415 in select, called at train.py:12 in main``."""
         if self.returned:
             return "after the end of the task's function"
+        if not self.process.state and not self.threads:
+            return "nowhere: its process has ended"
         if not self.threads:
             return f"{self.process}; it has not answered"
         if not self.stack:

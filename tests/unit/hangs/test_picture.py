@@ -206,6 +206,8 @@ def test_those_who_stand_in_one_place_are_told_of_once_and_the_many_first() -> N
     assert "    sleeping (futex_wait)\n" in text
     assert "rank 0 (1 of 5) stands stopped (SIGSTOP); it has not answered" in text
     assert "rank 0's child process 77 has ended or is stopped" in text
+    first, *_ = picture.text([Snapshot(0, Process(9))]).splitlines()
+    assert first == "rank 0 (1 of 1) stands nowhere: its process has ended"
 
 
 def test_all_that_was_seen_has_every_call_of_every_thread_and_all_connections() -> None:
