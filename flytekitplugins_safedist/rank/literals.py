@@ -205,13 +205,15 @@ def read_decks(path: Path) -> list[dict[str, str]]:
 def _not_there(returned: object, said: str) -> PayloadError | None:
     """Why files of *returned* could not be uploaded, where flytekit has *said* so of one that is not there."""
     for path in _paths(returned):
-        if path not in said or os.path.exists(path):  # noqa: PTH110  (no Path of what may hold a NUL or be too long)
+        # A word that is no absolute path may be any of what flytekit says.
+        said_of_it = path if PurePath(path).is_absolute() else f"File {path} does not exist"
+        if said_of_it not in said or os.path.exists(path):  # noqa: PTH110  (it may hold a NUL or be too long)
             continue
         owner = _OF_A_RANK.search(os.path.realpath(path))  # TMPDIR is a link
         whose = f": it is in the scratch of rank {owner[2]}, round {owner[1]}" if owner is not None else ""
         return PayloadError(
             f"rank 0 returns a path that is not there{whose}",
-            where={"path": path},
+            where={"path": os.path.abspath(path)},  # noqa: PTH100  (the same)
             expected="a file or directory that rank 0 has written, or that all nodes see",
             hint="rank 0's return value is the task's, and each rank's scratch is its own, on its node's disk: have "
             "rank 0 write what it returns, or write to storage that all nodes share and return that path",
@@ -234,5 +236,5 @@ def _paths(value: Any) -> Iterator[str]:
     if isinstance(value, (list, tuple)):
         for each in value:
             yield from _paths(each)
-    elif isinstance(value, (str, PurePath)) and PurePath(value).is_absolute():
+    elif isinstance(value, (str, PurePath)):
         yield str(value)

@@ -104,6 +104,7 @@ NOT_THERE = "raised PayloadError: rank 0 returns a path that is not there"
         ("directories", "{other}/model", ": it is in the scratch of rank 1, round 0 [path=/"),
         ("file", "{own}/model.bin", ": it is in the scratch of rank 0, round 0 [path=/"),
         ("text", "/nowhere/model.bin", " [path=/nowhere/model.bin]"),
+        ("file", "nowhere.bin", " [path=/"),
     ],
 )
 def test_a_path_that_rank_0_returns_and_does_not_have_is_told_with_whose_scratch_it_is_in(
