@@ -234,7 +234,7 @@ def _refuse(sets_by: Sequence[dict[str, Any]]) -> None:
                     "ranks hold different content under one name: all but one rank's would be lost",
                     where={"state": name.partition(" ")[0]},
                     seen=f"other than rank {holders[0]}'s on ranks {', '.join(map(str, others[:10]))}",
-                    hint=f'what each rank has of its own: {{"{top}": per_rank(...)}}, or a DTensor; else have it alike '
-                    "(of buffers rank 0's are right where you save the DistributedDataParallel model)",
+                    hint=f"have it alike on all ranks (a model: in DistributedDataParallel, which also makes rank 0's "
+                    f'buffers right); what each rank has of its own is {{"{top}": per_rank(...)}}, or a DTensor',
                 )
     raise AssertionError("all that the ranks hold is alike, and their sums differ")

@@ -192,7 +192,8 @@ class Store:
         """Remove a file, or a save with all that is in it; what is gone already is no error."""
         path = Path(self._path(name))
         if self._on_disk:
-            shutil.rmtree(path, onerror=_unless_gone) if path.is_dir() else path.unlink(missing_ok=True)
+            with contextlib.suppress(NotADirectoryError):  # a file is where the place should be: nothing is below it
+                shutil.rmtree(path, onerror=_unless_gone) if path.is_dir() else path.unlink(missing_ok=True)
             return
         for each in [f"{name}/{inner}" for inner in self._list(name)] or [name]:  # rm() takes "[" for a pattern
             self._ask("remove", each, partial(self._fs.rm_file, self._path(each)))

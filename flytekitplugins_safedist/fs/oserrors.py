@@ -135,6 +135,8 @@ def explain(error: OSError, path: str | os.PathLike[str], doing: str) -> FsError
     """The FsError that says what ``error`` means for ``path``, with host and file system."""
     known = of_errno(error.errno) or Errno(error.strerror or str(error), "see the file server's log")
     where = {"path": os.fspath(path), "host": gethostname(), "file_system": str(mount_of(path))}
+    if error.errno == errno.ENOTDIR:
+        where.update(("file", str(each)) for each in Path(path).absolute().parents if os.path.isfile(each))  # noqa: PTH113
     seen = errno.errorcode.get(error.errno or 0, str(error))
     kind: type[FsError] = getattr(errors, known.error)
     return kind(f"cannot {doing}: {known.meaning}", where=where, seen=seen, hint=known.hint)

@@ -23,7 +23,7 @@ from flytekitplugins_safedist.checkpoint import Checkpoints, agreement, manager,
 from flytekitplugins_safedist.checkpoint.agreement import Timer
 from flytekitplugins_safedist.checkpoint.pieces import marks, sums
 from flytekitplugins_safedist.checkpoint.values import from_bytes, to_bytes
-from flytekitplugins_safedist.errors import CheckpointError, ConfigError, FsError
+from flytekitplugins_safedist.errors import CheckpointError, ConfigError, FsError, PathBlockedError
 from tests.checkpoint import points
 from tests.harness.procs import until
 
@@ -1184,6 +1184,13 @@ def test_old_saves_that_cannot_be_removed_stay_and_fail_nothing(place, monkeypat
     save_each(ckpt, *range(6))
     assert ckpt.steps() == [0, 1, 2, 3, 4, 5]
     assert 0 < caplog.text.count("and nothing else is wrong: Access Denied") < 5
+
+
+def test_of_a_save_at_a_place_that_is_a_file_the_log_says_that_alone(place, caplog):
+    place.write_text("a file")
+    with pytest.raises(PathBlockedError, match=f"file={place}]"), Checkpoints(place / "ck", every=1) as ckpt:
+        ckpt.save(0, {"x": 1})
+    assert "nothing else is wrong" not in caplog.text
 
 
 def test_a_failed_save_leaves_nothing_and_says_what_the_file_system_said(place):

@@ -110,6 +110,7 @@ def test_a_file_in_the_way_is_named(tmp_path, below):
         "(seen: mode -rw-r-----, 3 bytes; expected: a directory, or nothing). Fix: move it away, or choose another path"
     )
     assert "a file is in the way" in text
+    assert (f"file={tmp_path / 'f'}]" in text) is bool(below)
 
 
 @pytest.mark.parametrize(("path", "said"), [("", "ENOENT"), ("a\0b", "null byte"), ("n" * 300, "choose a shorter one")])
