@@ -28,6 +28,7 @@ from flytekitplugins_safedist import (
     Scratch,
     Timeouts,
 )
+from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.errors import ConfigError
 from flytekitplugins_safedist.plugin.task import SafeTask
 from tests.unit.config.plans import Hidden
@@ -690,3 +691,12 @@ def test_a_class_without_fields_of_its_own_beside_another_dataclass_is_refused()
 
     with pytest.raises(ConfigError, match="write @dataclass above class Bare"):
         Bare()
+
+
+def test_a_queue_alone_needs_a_flytekit_that_has_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flytekit_inside, "knows_labels", lambda: False)
+    declare(SafeTorch(nnodes=2))
+    with pytest.raises(
+        ConfigError, match=r"queue='gpu' is a label, which this flytekit has none of \(upgrade flytekit"
+    ):
+        declare(SafeTorch(nnodes=2, queue="gpu"))

@@ -103,6 +103,7 @@ def test_a_sign_is_fresh_until_it_was_watched_for_long_without_a_change_by_ones_
     watch, sign = SignWatch(), Sign(Leader(1, "a"), 1)
     assert not watch.is_fresh(FIXED, 0.0), "there is none"
     watch.on_look(sign, 100.0)
+    assert watch.is_fresh(FIXED, 100.0 + 2.5 * FIXED.renew), "one renewal may have failed"
     assert watch.is_fresh(FIXED, 100.0 + FIXED.stale - 1)
     assert not watch.is_fresh(FIXED, 100.0 + FIXED.stale)
     watch.on_look(sign, 200.0)

@@ -138,6 +138,14 @@ def test_a_driver_of_the_machine_is_broken_only_where_gpus_are_asked_for(
     assert [each.status for each in check_torch(FACTS, env, ["nvidia0"]) if each.check == "gpu"] == statuses
 
 
+@pytest.mark.parametrize(
+    ("cuda", "why"), [(None, "this torch is built for the CPU"), ("12.8", "CUDA cannot be initialised")]
+)
+def test_why_torch_sees_no_gpu_is_told_by_its_build(cuda: str | None, why: str) -> None:
+    told = [each.what for each in check_torch({**FACTS, "cuda_build": cuda}, {}, ["nvidia0"]) if each.check == "gpu"]
+    assert told == [f"there is an NVIDIA driver, but torch sees no GPU: {why}"]
+
+
 FOUR = "GPU-a,GPU-b,GPU-c,GPU-d"
 
 
