@@ -42,6 +42,15 @@ def test_a_rename_whose_reply_is_lost_is_known_as_done_though_the_next_look_fail
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_rename_that_fails_is_told_as_that_where_nothing_is_at_its_place(tmp_path, monkeypatch):
+    def refused(self, target):
+        raise PermissionError(errno.EACCES, "refused")
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(FsError, match="cannot rename"), atomic_write(tmp_path / "file"):
+        pass
+
+
 def test_what_an_earlier_try_has_left_under_the_drafts_name_is_not_mixed_with_the_new(tmp_path, monkeypatch):
     monkeypatch.setattr("secrets.token_hex", lambda size: "00" * size)
     aside(tmp_path / "file").write_bytes(b"longer than what comes")
