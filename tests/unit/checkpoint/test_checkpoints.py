@@ -367,7 +367,7 @@ def test_steps_that_begin_again_with_an_epoch_are_refused(place, begun):
 
 def test_a_named_place_without_saves_is_not_begun_anew_silently(place, tmp_path):
     ckpt = Checkpoints(place, resume_from=str(tmp_path / "mistyped"))
-    with pytest.raises(CheckpointError, match=r"nothing was saved where to resume from .*mistyped"):
+    with pytest.raises(CheckpointError, match=r"^nothing was saved where to resume from .*mistyped"):
         ckpt.restore(fresh())
 
 

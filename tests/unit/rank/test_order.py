@@ -181,14 +181,20 @@ if __name__ == "__main__":
 USERS = """
 from flytekit import task
 from flytekitplugins_safedist.plugin.task import SafeTorch
+import dataclasses
 import users_helper
 
 class Model:
     def value(self, x): return users_helper.twice(x)
 
 def make(offset):
+    @dataclasses.dataclass
+    class Local:
+        size: int
+
     @task(task_config=SafeTorch())
     def nested(x: int) -> int:
+        assert dataclasses.fields(Local)[0].default is dataclasses.MISSING
         return Model().value(x) + offset
     return nested
 
