@@ -12,7 +12,7 @@ import pytest
 
 from tests.agents import test_elastic
 from tests.harness.job import Job, succeeded
-from tests.harness.procs import KILL, TERM, Gate, Running, alive, until, uploaded_output
+from tests.harness.procs import KILL, TERM, Gate, Running, alive, until, uploaded_error, uploaded_output
 from tests.harness.product import agreement
 
 BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
@@ -56,6 +56,7 @@ def test_all_ranks_save_at_one_step_and_the_job_goes_on_from_it_when_the_pod_is_
     gone = told.wait()
     assert gone.code not in (0, -TERM)
     assert gone.uploaded == []
+    assert "told to stop by SIGTERM; every rank has been ended" in gone.err
     again = job.start(1)
     heard = ranks_gate.heard(4)
     assert all(f"from {step} of 4" in line and "round 0" not in line for line in heard)
@@ -95,6 +96,7 @@ def test_a_single_pod_saves_before_it_leaves(warm, tmp_path, ranks_gate: Gate):
     one_step(ranks_gate.heard(2))
     ended = pod.wait()
     assert "outputs.pb" not in ended.uploaded
+    assert uploaded_error(ended).code == "SYSTEM:Stopped"
     assert ended.left == []
     assert ended.scratch == []
 
