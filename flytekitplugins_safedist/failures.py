@@ -466,7 +466,8 @@ def _link(error: BaseException, message: str, depth: int, *, is_cause: bool, is_
     return ChainLink(kind.__qualname__, message, depth, *facts, is_cause, is_hidden)
 
 
-_NO_SENDER = (EOFError, ConnectionError, FileNotFoundError)
+_NO_SENDER = (EOFError, ConnectionError)
+"""Not FileNotFoundError: where a process has ended in order, and too early, its socket may be gone with it."""
 
 
 def _has_frame(error: BaseException, function: str, file: str) -> bool:
@@ -543,8 +544,8 @@ _WORKER_KILLED = re.compile(
     r"^process \d+ terminated with signal SIGKILL|^\s*exitcode\s+: -9 \(|"
     r"^A process in the process pool was terminated abruptly|SIGKILL\(-9\)|^One of the subprocesses has abruptly died|"
     r"died with <Signals\.SIGKILL: 9>|but all those workers died while running it|"
-    r"Worker exited prematurely: signal 9 \(|^The (?:worker died unexpectedly while executing|actor died unexpectedly "
-    r"before finishing) this task\.",
+    r"Worker exited prematurely: signal 9 \(|^(?![\s\S]*\bray\.kill\b)The (?:worker died unexpectedly while "
+    r"executing|actor died unexpectedly before finishing) this task\.",
     re.MULTILINE,
 )
 # torch's own texts, which have no errno: of the rank, and of a DataLoader's worker (as a cause, in the traceback); and

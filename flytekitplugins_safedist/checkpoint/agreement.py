@@ -157,32 +157,37 @@ class Mark:
 
     Args:
         page: that its rank 0 shares with its agent.
-        store: where it saves.
-        attempt: names it.
+        find: where it saves. Not asked before that, for it asks the store.
+        life: names the attempt, and the ranks' round in it.
         leave_pointer: tells the next attempt so.
     """
 
-    def __init__(self, page: RankPage, store: Store, attempt: str, leave_pointer: Callable[[], object]) -> None:
-        self._text = f"{socket.gethostname()} of {attempt}"
+    def __init__(
+        self, page: RankPage, find: Callable[[], Store], life: str, leave_pointer: Callable[[str], object]
+    ) -> None:
+        self._text = f"{socket.gethostname()} of {life}".encode()
         self._over = threading.Event()
         run = contextvars.copy_context().run  # flytekit's way to the store is found through it
         self._thread = threading.Thread(
-            target=run, args=(self._run, page, store, leave_pointer), name="safedist-leaving", daemon=True
+            target=run, args=(self._run, page, find, leave_pointer), name="safedist-leaving", daemon=True
         )
         self._thread.start()
         context.in_any_case(self.remove)
 
-    def _run(self, page: RankPage, store: Store, leave_pointer: Callable[[], object]) -> None:
+    def _run(self, page: RankPage, find: Callable[[], Store], leave_pointer: Callable[[str], object]) -> None:
         while not page.preempted:
             if self._over.wait(_LOOK_SECONDS):
                 return
+        store = None
         try:
-            store.put(MARK, self._text.encode())
-            leave_pointer()  # last: who finds the place by it finds the mark
+            store = find()
+            store.put(MARK, self._text)
+            leave_pointer(store.url)  # last: who finds the place by it finds the mark
         except Exception as error:  # the save itself is tried all the same, and the mark may be there
             logger.warning(f"the next attempt is not told that this pod still saves: {error}")
         self._over.wait()
-        _remove(store)
+        if store is not None:
+            _remove(store, self._text)
 
     def remove(self) -> None:
         """Nothing more will be saved."""
@@ -190,17 +195,21 @@ class Mark:
         self._thread.join()
 
 
-def wait_for_others(store: Store, attempt: str, seconds: float) -> None:
+def wait_for_others(store: Store, attempt: str, life: str, seconds: float) -> None:
     """Where pods of another attempt still save at this place, wait for them; who is killed takes no mark away.
 
     Args:
         store: the place.
-        attempt: names this one. A mark of its own is of ranks that have ended: a round begins when all have.
+        attempt: how the name of each life of this attempt begins. A mark of an earlier one is of ranks that have ended:
+            a round begins when all have.
+        life: names this one, whose own mark stays.
         seconds: for which a pod stays to save, at most. A mark that nobody takes away costs them once.
     """
     mark, until = store.get(MARK), time.monotonic() + seconds
     who = (mark or b"").decode(errors="replace")
-    if mark is not None and not who.endswith(f" of {attempt}"):
+    if mark is None or who.endswith(f" of {life}"):
+        return
+    if f" of {attempt}" not in who:
         logger.info(f"waiting for the pod of the attempt before ({who}), which still saves to {store.url}")
         while store.get(MARK) is not None:
             if time.monotonic() > until:
@@ -209,12 +218,13 @@ def wait_for_others(store: Store, attempt: str, seconds: float) -> None:
             time.sleep(_ASK_SECONDS)
         else:
             return
-    if mark is not None:
-        _remove(store)
+    _remove(store, mark)
 
 
-def _remove(store: Store) -> None:
+def _remove(store: Store, text: bytes) -> None:
+    """Take a mark away, unless another pod has left its own meanwhile."""
     try:
-        store.remove(MARK)
+        if store.get(MARK) == text:
+            store.remove(MARK)
     except Exception as error:  # a place that this task may only read, say
         logger.warning(f"{MARK} stays in {store.url}, and the next start waits in vain: {error}")

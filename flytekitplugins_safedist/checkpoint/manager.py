@@ -289,9 +289,8 @@ class Checkpoints:
             return False
         page, rank = self._agreement.page, context.current_rank()
         if self._mark is None and rank.rank == 0 and page.preemption_seconds:
-            store = self._find()
-            leave_pointer = partial(places.leave_pointer, self._facts, store.url)
-            self._mark = agreement.Mark(page, store, self._attempt_name, leave_pointer)
+            leave_pointer = partial(places.leave_pointer, self._facts)
+            self._mark = agreement.Mark(page, self._find, self._life, leave_pointer)
         agreed = self._agreement.at(self, step, by_itself=self._every is not None, settle=self._settle)
         if agreed is None or agreed.is_last or self._ask_rank_0(step):
             return agreed is not None
@@ -311,7 +310,12 @@ class Checkpoints:
 
     @property
     def _attempt_name(self) -> str:
-        return f"{self._job}-a{self._attempt}"
+        """How names of its lives begin."""
+        return f"{self._job}-a{self._attempt}-"
+
+    @property
+    def _life(self) -> str:
+        return f"{self._attempt_name}r{context.current_rank().round}"
 
     @property
     def _is_busy(self) -> bool:
@@ -333,12 +337,14 @@ class Checkpoints:
         """In rank 0: the saves to try, the newest first, and where they are."""
         store, source = self._find(), None
         if self._agreement is not None:
-            agreement.wait_for_others(store, self._attempt_name, self._agreement.page.preemption_seconds)
+            seconds = self._agreement.page.preemption_seconds
+            agreement.wait_for_others(store, self._attempt_name, self._life, seconds)
         names = saves.committed(store)
         if not names:
             source, names = self._elsewhere()
-        if names:
-            places.leave_trail(self._facts, source or store.url)
+        failure = failure_of(lambda: places.leave_trail(self._facts, source or store.url)) if names else None
+        if failure is not None:
+            logger.warning(f"an execution that recovers this one does not find what this one has saved: {failure}")
         if step is not None:
             # This job, started again, goes on with what it has saved since it went back.
             own = names if self._job and source is None else ()
@@ -478,7 +484,7 @@ class Checkpoints:
         """In rank 0: see whose save it is that was not there when this life began. One of an earlier attempt of this
         job, whose pod is cut off and goes on, is passed over: it is the same training. Where this is that pod, what it
         has saved after a later attempt did goes: as the newest it would hide how far that one has come."""
-        job = self._read_stranger(store, name)
+        job, attempt = self._read_stranger(store, name)
         if job and self._job and job != self._job:
             self._stranger = f"job {job}"
         elif self._later:
@@ -489,19 +495,20 @@ class Checkpoints:
             self._stranger = "another Checkpoints of this task"
         elif self._is_to_say:
             why = "Each removes the other's saves"
-            if job and job == self._job:
+            if job and job == self._job and attempt < self._attempt:
                 why = "It is of this job: a pod of an earlier attempt still runs, and saves no more when it finds this"
             logger.warning(f"somebody else saves at {store.url}, too: {name}. {why}")
 
-    def _read_stranger(self, store: Store, name: str) -> str:
-        """The job of a save; "" where nobody knows. Where it is of a later attempt of this one, that is noted."""
+    def _read_stranger(self, store: Store, name: str) -> tuple[str, int]:
+        """The job of a save, "" where nobody knows, and its attempt. Where that is a later one of this job, it is
+        noted."""
         try:
             manifest = saves.read_manifest(store, name)
         except DamagedError:
-            return ""
+            return "", 0
         if manifest.job and manifest.job == self._job and manifest.attempt > self._attempt:
             self._later = manifest.attempt
-        return manifest.job
+        return manifest.job, manifest.attempt
 
     def _write(self, failure: BaseException | None, store: Store, name: str, draft: Manifest, still: float) -> None:
         """Write this rank's part, and in rank 0 commit the save. A collective of the threads that write."""

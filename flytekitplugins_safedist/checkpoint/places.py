@@ -21,6 +21,8 @@ from ..errors import CheckpointError
 from .store import Store
 
 POINTER = "safedist-checkpoints.json"
+POINTER_TO_GIVEN = "safedist-checkpoints-given.json"
+"""To a place that the user has given: no attempt looks for its own there, which another ``Checkpoints`` may have."""
 SIBLING = "-safedist"
 """Beside Flyte's checkpoint prefix, not in it: all that is in there is ``current_context().checkpoint``'s."""
 _ATTEMPTS = 10
@@ -129,7 +131,8 @@ def find(facts: Facts) -> str:
 def leave_pointer(facts: Facts, place: str) -> None:
     """Leave it where later attempts and other executions look."""
     if facts.outputs:
-        Store(facts.outputs).put(POINTER, json.dumps({"place": place}).encode())
+        name = POINTER_TO_GIVEN if facts.given else POINTER
+        Store(facts.outputs).put(name, json.dumps({"place": place}).encode())
 
 
 def before(facts: Facts) -> Iterator[str]:
@@ -154,7 +157,9 @@ def of_execution(facts: Facts, resume_from: str) -> str:
     """
     if "/" in resume_from:
         return resume_from
-    place = next(filter(None, map(_pointer, outputs_of(facts, resume_from))), None)
+    prefixes = outputs_of(facts, resume_from)
+    pointers = (_pointer(prefix, name) for name in (POINTER, POINTER_TO_GIVEN) for prefix in prefixes)
+    place = next(filter(None, pointers), None)
     if place is None:
         raise CheckpointError(
             "that execution has left no record of checkpoints",
@@ -165,14 +170,14 @@ def of_execution(facts: Facts, resume_from: str) -> str:
     return place
 
 
-def _pointer(prefix: str) -> str | None:
-    data = Store(prefix).get(POINTER)
+def _pointer(prefix: str, name: str = POINTER) -> str | None:
+    data = Store(prefix).get(name)
     try:
         return None if data is None else str(json.loads(data)["place"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             "the record of where checkpoints are cannot be read",
-            where={"object": f"{prefix}/{POINTER}"},
+            where={"object": f"{prefix}/{name}"},
             seen=f"{type(error).__name__}: {error}",
             hint="restore it, or remove it and name the place to resume from: resume_from=URL",
         ) from error

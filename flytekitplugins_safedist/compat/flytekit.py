@@ -283,8 +283,10 @@ def _forget_loops_that_do_not_run() -> None:
         try:
             return run(self, coroutine)
         except RuntimeError:
-            if not lookup(self, "_TaskRunner__loop", of="flytekit").is_running():
+            loop = lookup(self, "_TaskRunner__loop", of="flytekit")
+            if loop is not None and not loop.is_running():
                 self._TaskRunner__loop = None
+                loop.close()
                 coroutine.close()
             raise
 

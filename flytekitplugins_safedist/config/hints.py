@@ -116,7 +116,7 @@ def _hints_of_meeting(plan: Plan, spec: Any) -> Iterator[str]:
     if spec.dns_policy == "Default" or (spec.dns_policy == "ClusterFirst" and spec.host_network):
         fix = "Leave it out, or use ClusterFirstWithHostNet"
         yield f"dnsPolicy={spec.dns_policy} looks names up on the machine, which does not know node 0's. {fix}"
-    beside = [each for each in spec.init_containers or () if each.restart_policy == "Always"]
+    beside = [each for each in spec.init_containers or () if getattr(each, "restart_policy", None) == "Always"]
     probed = [each.name for each in (*(spec.containers or ()), *beside) if each.readiness_probe is not None]
     if probed:
         yield (

@@ -98,7 +98,8 @@ class _Parent:
             if left > 0:
                 ensure_dir(self._path, timeout=left)
             return "its parent vanishes again and again"
-        if time.monotonic() - self._since > oserrors.PATIENCE_S:  # a client may remember for a while what is gone
+        # A network's client may remember for a minute what is gone (acdirmax of nfs(5)).
+        if time.monotonic() - self._since > 3 * oserrors.PATIENCE_S:
             raise FsUnsupportedError(
                 "cannot make the directory: its parent is there, and the file system says that it is not",
                 where={"path": self._target, "host": gethostname(), "file_system": str(mount_of(self._target))},

@@ -26,7 +26,8 @@ _TEXT = 400
 _PATIENCE = 30.0
 """Seconds after which a job that no operator has touched is one that none will touch."""
 JOB_NAME = "training.kubeflow.org/job-name"
-_OPERATORS = "init-pytorch"
+_ROLE = "training.kubeflow.org/replica-type"
+_OPERATORS_CONTAINER = "init-pytorch"
 """What the training-operator calls the init container that it adds to workers."""
 
 
@@ -351,21 +352,21 @@ def _taints(words: str, *, is_alone: bool) -> list[tuple[str, str]]:
     """What they mean, and what mends it; newer schedulers name none."""
     found = dict.fromkeys(re.findall(r"had (?:untolerated )?taint(?:\(s\))?(?: {([^}]*)})?", words))
     named = [taint.removesuffix(": ") for taint in found if taint]
-    passing = [taint for taint in named if taint.startswith(_OF_A_MACHINES_STATE)]
-    others = [taint for taint in named if taint not in passing]
-    kept = [taint for taint in others if not taint.startswith(_CONTROL_PLANE)]
-    if not kept and not passing and is_alone:
-        kept = others
+    of_state = [taint for taint in named if taint.startswith(_OF_A_MACHINES_STATE)]
+    others = [taint for taint in named if taint not in of_state]
+    of_owners = [taint for taint in others if not taint.startswith(_CONTROL_PLANE)]
+    if not of_owners and not of_state and is_alone:
+        of_owners = others
     rows = []
-    if kept or "" in found:
+    if of_owners or "" in found:
         which = (
-            f"the taint{'s' if len(kept) > 1 else ''} {', '.join(kept)}"
-            if kept
+            f"the taint{'s' if len(of_owners) > 1 else ''} {', '.join(of_owners)}"
+            if of_owners
             else "taints (kubectl get nodes -o json)"
         )
         rows.append((f"machines are kept for others by {which}", "tolerate it in the pod template"))
-    if passing:
-        text = f"machines are not ready, or about to go: {', '.join(passing)}"
+    if of_state:
+        text = f"machines are not ready, or about to go: {', '.join(of_state)}"
         rows.append((text, "wait until they are ready, or add machines"))
     return rows
 
@@ -418,7 +419,7 @@ def _of_the_container(container: Json, pod: Json, picture: Picture) -> Iterator[
     waiting = state.get("waiting", {})
     if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
         fix = "correct the image's name, push it, or give the pod the registry's secret (imagePullSecrets)"
-        if container["name"] == _OPERATORS:
+        if container["name"] == _OPERATORS_CONTAINER:
             fix = "have the training-operator name one that can be: --pytorch-init-container-image"
         yield Reason(f"the image {container['image']} cannot be pulled: {_pull_error(pod, waiting, picture)}", fix)
     elif waiting.get("reason") in ("ContainerCreating", "PodInitializing"):
@@ -426,7 +427,7 @@ def _of_the_container(container: Json, pod: Json, picture: Picture) -> Iterator[
         first = next((one for one in pod["status"].get("initContainerStatuses", []) if not _is_done(one)), container)
         if "running" in first.get("state", {}):
             runs = Reason(f"its init container {first['name']} runs", weight=0)
-            yield _awaits_the_master(picture) if first["name"] == _OPERATORS else runs
+            yield _awaits_the_master(picture) if first["name"] == _OPERATORS_CONTAINER else runs
         elif first is container:
             yield from _preparation(container, pod, picture)
     elif waiting and waiting.get("reason") != "CrashLoopBackOff":
@@ -443,10 +444,11 @@ def _awaits_the_master(picture: Picture) -> Reason:
     """Of a worker whose init container looks the master's name up: that leads nowhere while a container of the master
     is not ready."""
     for master in picture.pods:
+        is_master = master["metadata"].get("labels", {}).get(_ROLE) == "master"
         for each in master["status"].get("containerStatuses", ()):
             since = each.get("state", {}).get("running", {}).get("startedAt")
             is_new = since is None or picture.now < _time(since) + _PATIENCE
-            if "-master-" in master["metadata"]["name"] and not is_new and not each.get("ready"):
+            if is_master and not is_new and not each.get("ready"):
                 text = f"waits until the master is ready, which its container {each['name']} is not"
                 return Reason(text, f"correct or remove the readiness probe of {each['name']}")
     return Reason("waits until the master's pod has an address", weight=0)

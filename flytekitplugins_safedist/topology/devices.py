@@ -89,8 +89,8 @@ def no_gpu_here(registered: Registered, devices: Collection[str]) -> str | None:
         return None
     asked = f"{registered.gpus} GPU{'' if registered.gpus == 1 else 's'}"
     return (
-        f"this pod asks for {asked}, and has no device of one (/dev/nvidia0, say): torch will see none. Look at "
-        "nvidia-smi in a pod of that machine, its container runtime, and runtimeClassName in the pod template"
+        f"this task was registered with {asked}, and its pod has no device of one (/dev/nvidia0, say): torch will see "
+        "none. Look at nvidia-smi in a pod of that machine, its container runtime, and the template's runtimeClassName"
     )
 
 

@@ -366,6 +366,11 @@ GONE_WORKER = "DataLoader worker (pid(s) 25974, 25975) exited unexpectedly"
         ("WorkerLostError: Worker exited prematurely: signal 11 (SIGSEGV) Job: 0.", Failure.OWN),
         ("Command '['make-tiles', '7']' died with <Signals.SIGTERM: 15>.", Failure.OWN),
         ("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ", Failure.OWN),
+        (
+            "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n"
+            "The actor is dead because it was killed by `ray.kill`.",
+            Failure.OWN,
+        ),
         ("unable to mmap 4096 bytes from file </torch_71_302_0>: Cannot allocate memory (12)", Failure.OWN),
         ("unable to open file </models/torch_7.pt>: No such file or directory (2)", Failure.OWN),
         ("unable to write to file </torch_71_302_0>: No space left on device (28)", Failure.FULL_SHARED_MEMORY),
@@ -382,11 +387,11 @@ def test_what_a_worker_died_of_may_be_below_the_exception(message: str, failure:
 @pytest.mark.processes
 def test_what_a_process_that_is_gone_was_to_hand_over_is_lost_with_it() -> None:
     """A DataLoader says so of its worker, but not of one that the kernel has not quite ended yet."""
-    killed = torch.multiprocessing.get_context("fork")
-    queue = killed.Queue()
-    process = killed.Process(target=hands_over, args=(queue,))
+    context = torch.multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=hands_over, args=(queue,))
     process.start()
-    process.join()
+    process.join(DEADLINE)
     with pytest.raises(ConnectionRefusedError) as met:
         queue.get(timeout=DEADLINE)
     lost = of(met.value)

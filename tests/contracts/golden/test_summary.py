@@ -299,3 +299,14 @@ def test_what_a_template_asks_for_and_the_task_does_not_name_reaches_every_pod(a
             assert EXTENDED.items() <= found["requests"].items()
             if node is None and asked:
                 assert found["limits"]["cpu"] == "2", "what the task names is the task's"
+
+
+def test_an_init_container_of_a_client_that_knows_no_sidecars_among_them_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """kubernetes before 28."""
+    template = PodTemplate(pod_spec=V1PodSpec(containers=[], init_containers=[V1Container(name="waits", image="w:1")]))
+    monkeypatch.delattr(V1Container, "restart_policy")
+    monkeypatch.delitem(V1Container.openapi_types, "restart_policy")
+    task = make(SafeTorch(nnodes=2), pod_template=template)
+    assert not [line for line in summary(task, template_of(task, FAST)) if "readiness" in line]

@@ -22,6 +22,7 @@ import torch
 from flytekitplugins_safedist.checkpoint import Checkpoints, agreement, manager, per_rank, saves, store
 from flytekitplugins_safedist.checkpoint.agreement import Timer
 from flytekitplugins_safedist.checkpoint.pieces import marks, sums
+from flytekitplugins_safedist.checkpoint.places import Facts
 from flytekitplugins_safedist.checkpoint.values import from_bytes, to_bytes
 from flytekitplugins_safedist.errors import CheckpointError, ConfigError, FsError, PathBlockedError
 from tests.checkpoint import points
@@ -363,6 +364,16 @@ def test_steps_that_begin_again_with_an_epoch_are_refused(place, begun):
         CheckpointError, match=r"never be smaller than before \(7\) \(seen: 0\).*count steps over all epochs"
     ):
         ckpt.save(0, fresh())
+
+
+def test_what_only_reads_needs_no_place_that_it_may_write_to(place, tmp_path, monkeypatch, caplog):
+    """Who recovers its execution by Flyte's word does not find the saves then, and is not kept from its own."""
+    save(place, fresh(), 3)
+    (tmp_path / "file").touch()
+    facts = Facts(str(tmp_path / "file" / "raw"), given=False, execution=("proj", "dev", "f1"))
+    monkeypatch.setattr("flytekitplugins_safedist.checkpoint.places.gather", lambda *_, **__: facts)
+    assert Checkpoints(resume_from=str(place)).restore(fresh()) == 4
+    assert "an execution that recovers this one does not find what this one has saved" in caplog.text
 
 
 def test_a_named_place_without_saves_is_not_begun_anew_silently(place, tmp_path):

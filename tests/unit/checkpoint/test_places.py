@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flytekitplugins_safedist.checkpoint.places import (
@@ -54,6 +56,16 @@ def test_an_attempt_that_has_saved_goes_on_there_whatever_one_before_it_that_is_
 def test_a_place_that_the_user_has_given_is_not_written_to_before_the_first_save(tmp_path):
     assert find(Facts(f"{tmp_path}/mine")) == f"{tmp_path}/mine"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_given_place_hides_no_other_of_the_task_and_is_found_by_another_execution(tmp_path):
+    given = replace(attempt(tmp_path, 0), own=f"{tmp_path}/best", given=True)
+    settle(given)
+    assert of_execution(attempt(tmp_path, 0, "new"), "f1") == given.own
+    own = attempt(tmp_path, 0).own
+    assert settle(attempt(tmp_path, 0)) == own
+    settle(given)
+    assert find(attempt(tmp_path, 1)) == of_execution(attempt(tmp_path, 0, "new"), "f1") == own
 
 
 def test_prefixes_that_do_not_end_in_the_attempt_are_not_counted_down():

@@ -256,7 +256,7 @@ def test_a_mark_that_cannot_be_taken_away_costs_a_wait_and_no_more(tmp_path, mon
     store = Store(str(tmp_path))
     store.put(MARK, b"another host")
     monkeypatch.setattr(Store, "remove", lambda *_: (_ for _ in ()).throw(PermissionError("read-only")))
-    wait_for_others(store, "job-a1", 0.0)
+    wait_for_others(store, "job-a1-", "job-a1-r0", 0.0)
     assert "another host has committed no save in 0 s" in caplog.text
     assert f"{MARK} stays in {tmp_path}" in caplog.text
 
@@ -264,7 +264,20 @@ def test_a_mark_that_cannot_be_taken_away_costs_a_wait_and_no_more(tmp_path, mon
 def test_a_mark_of_its_own_attempt_is_taken_away_and_nobody_waits(tmp_path, caplog):
     """Its ranks had no time to save, and were killed; those of a replaced pod begin when all have ended."""
     store = Store(str(tmp_path))
-    store.put(MARK, b"pod-0 of job-a1")
-    wait_for_others(store, "job-a1", 1000.0)
+    store.put(MARK, b"pod-0 of job-a1-r0")
+    wait_for_others(store, "job-a1-", "job-a1-r1", 1000.0)
     assert store.get(MARK) is None
     assert "waiting" not in caplog.text
+
+
+def test_ones_own_mark_stays_as_does_what_another_pod_has_left_meanwhile(tmp_path, monkeypatch):
+    """Training may go back to a save in the time that it has to save."""
+    store = Store(str(tmp_path))
+    store.put(MARK, b"pod-0 of job-a1-r1")
+    wait_for_others(store, "job-a1-", "job-a1-r1", 1000.0)
+    assert store.get(MARK) == b"pod-0 of job-a1-r1"
+    got = iter([b"pod-0 of job-a1-r0", b"pod-0 of job-a2-r0"])
+    monkeypatch.setattr(Store, "get", lambda *_: next(got))
+    wait_for_others(store, "job-a1-", "job-a1-r1", 1000.0)
+    monkeypatch.undo()
+    assert store.get(MARK) is not None

@@ -157,8 +157,8 @@ def test_of_a_clock_it_is_known_how_far_it_is_ahead_and_how_well(monkeypatch: py
     monkeypatch.setattr(probe, "time", SimpleNamespace(time=lambda: next(clock), monotonic=time.monotonic))
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         corner.set("safedist/preflight/at", json.dumps([f"127.0.0.1 {server.getsockname()[1]}", ""]).encode())
-        finding = pool.submit(Peers, corner, 1, 2, time.monotonic() + LONG, "127.0.0.1")
+        peers = pool.submit(Peers, corner, 1, 2, time.monotonic() + LONG, "127.0.0.1")
         with server.accept()[0] as caller:
             caller.sendall(b"90.0")
-        found = finding.result(30)
+        found = peers.result(30)
     assert (found.unreached, found.ahead, found.slack) == ({}, 12.0, 2.0)

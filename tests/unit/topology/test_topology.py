@@ -232,7 +232,7 @@ def test_a_pod_whose_machine_hands_over_none_of_its_gpus_is_told(
     notes = from_env(pinned(1, 2, gpus=2) | {SEES: listed}, asked(1, 1, 2), devices).notes
 
     assert [note.partition(" (")[0] for note in notes] == [
-        "this pod asks for 2 GPUs, and has no device of one"
+        "this task was registered with 2 GPUs, and its pod has no device of one"
     ] * is_told
     assert from_env(pinned(1, 2), asked(1, 1, 2), devices).notes == (), "one that asks for none needs none"
 
