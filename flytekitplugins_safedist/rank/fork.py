@@ -18,7 +18,6 @@ import multiprocessing.util
 import operator
 import os
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -281,14 +280,6 @@ def add_sets(environment: Mapping[str, str], sets: Sets) -> dict[str, str]:
     return {**environment, **new}
 
 
-def spares(difference: str) -> str:
-    """What spares ranks a second start, by why they make one (:meth:`Reads.difference`)."""
-    name = re.match(r"\w*", difference)
-    # As libraries are imported, whatever a task says.
-    is_ours = name is not None and name[0] in {*UNDER, *envvars.IDENTITY}
-    return 'SafeTorch(start_method="spawn")' if is_ours else "@task(environment=...)"
-
-
 class Reads:
     """What was read while libraries were imported.
 
@@ -362,7 +353,7 @@ class Reads:
 
     def difference(self, before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
         """What a library would have found otherwise, had it been imported by this rank; None where nothing differs.
-        Names only: values may be secrets.
+        With what would spare a second start. Names only: values may be secrets.
 
         Args:
             before: the rank's variables as it began.
@@ -370,17 +361,28 @@ class Reads:
         """
         for name, (value, reader) in self._read.items():
             if name not in _EACH_RANKS_OWN and now.get(name) != value:
-                return f"{name} has another value here than {reader} found as it was imported for all ranks"
+                return (
+                    f"{name} has another value here than {reader} found as it was imported for all ranks{_remedy(name)}"
+                )
         for prefix, (reader, family) in self._families.items():
             own = _family(now, prefix)
             if own != family:
-                names = ", ".join(sorted(name for name in own | family if own.get(name) != family.get(name)))
-                return f"{names}: other here than {reader} found as it was imported for all ranks"
+                names = sorted(name for name in own | family if own.get(name) != family.get(name))
+                why = f"other here than {reader} found as it was imported for all ranks"
+                return f"{', '.join(names)}: {why}{_remedy(*names)}"
         for name in sorted(before.keys() | now.keys()):
             is_native = name.startswith(_READ_BELOW_PYTHON) and not name.startswith(_READ_LATER)
             if is_native and before.get(name) != now.get(name):
-                return f"{name} is set here, and native libraries that may read it were loaded for all ranks"
+                why = "is set here, and native libraries that may read it were loaded for all ranks"
+                return f"{name} {why}{_remedy(name)}"
         return None
+
+
+def _remedy(*names: str) -> str:
+    """What would spare ranks a second start for these variables, of which a task may not say all."""
+    is_ours = any(name in UNDER or name in envvars.IDENTITY for name in names)
+    advice = 'start_method="spawn"' if is_ours else "@task(environment=...)"
+    return f"; {advice} would spare that"
 
 
 def _family(environment: Mapping[str, str], prefix: str) -> dict[str, str]:

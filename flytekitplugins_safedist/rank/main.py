@@ -34,7 +34,7 @@ from ..record.writer import RECORDER, Recorder
 from . import context, debugger, recording, replicas, shared_page, task, users_code
 from .backends.horovod import refuse_unknown_address
 from .backends.torch import prepare_store
-from .fork import Reads, Sets, add_sets, as_fresh, die_with_parent, elsewhere, spares
+from .fork import Reads, Sets, add_sets, as_fresh, die_with_parent, elsewhere
 from .order import JobOrder, RankOrder
 from .outcome import RECORD_BYTES, Raised, RankOutcome, Status
 
@@ -202,9 +202,9 @@ class RankProcess:
         if self._reads is None:
             return None
         why = self._reads.difference(add_sets(self._order.environment, self._sets), os.environ)
-        if why is not None:
-            return f"{why}; {spares(why)} would spare that"
-        return None if tuple(sys.path) == self._job.sys_path else elsewhere(libraries, sys.path)
+        if why is not None or tuple(sys.path) == self._job.sys_path:
+            return why
+        return elsewhere(libraries, sys.path)
 
     def _become(self) -> Evidence:
         """Take on the rank's variables, output and identity."""
