@@ -25,6 +25,14 @@ _ANSWER_SECONDS = 600.0
 that gave up before that would end a job of which one machine has only paused."""
 
 
+def end_of(rank: int) -> str:
+    """The key that a rank's agent sets when the rank has ended in order: it comes to no meeting of its round any more.
+
+    What the rank itself has set is there before.
+    """
+    return f"ended/{rank}"
+
+
 class Meeting:
     """A rank's way to the key-value corner of its round.
 

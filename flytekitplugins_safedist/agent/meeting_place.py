@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from .. import frames
 from ..coordinator import wire
 from ..coordinator.books import Round
 from ..coordinator.kv import OVER
+from ..meeting import end_of
 
 
 class MeetingPlace:
@@ -37,6 +38,7 @@ class MeetingPlace:
         self._round, self._number = "", -1
         self._next = 0
         self._calls: dict[int, tuple[dict[str, Any], bytes, asyncio.Future[bytes]]] = {}
+        self._ends: dict[int, asyncio.Task[bytes]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="safedist meeting", daemon=True)
         self._thread.start()
@@ -46,6 +48,10 @@ class MeetingPlace:
     def open(self, round_: Round, number: int) -> None:
         """Its ranks may come; what those of the round before have not been answered is over."""
         asyncio.run_coroutine_threadsafe(self._open(str(round_), number), self._loop).result()
+
+    def note_ends(self, ranks: Iterable[int]) -> None:
+        """Tell whoever waits for these ranks of this round that they have ended, and will not come."""
+        self._soon(lambda: self._note_ends(ranks))
 
     def say_again(self) -> None:
         """There is a leader again."""
@@ -75,8 +81,14 @@ class MeetingPlace:
 
     async def _open(self, round_: str, number: int) -> None:
         self._round, self._number = round_, number
+        self._ends.clear()
         for pending in list(self._calls):
             self._answer(pending, frames.call(OVER))
+
+    def _note_ends(self, ranks: Iterable[int]) -> None:
+        for rank in set(ranks) - set(self._ends):
+            call = {"op": "set", "key": end_of(rank), "round": self._round}
+            self._ends[rank] = self._loop.create_task(self._carry(call, b"1"))
 
     async def _stop(self) -> None:
         self._server.close()

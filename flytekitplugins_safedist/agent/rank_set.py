@@ -366,6 +366,11 @@ class Ranks:
         """Ranks that have succeeded so far."""
         return [outcome.rank for outcome in self.outcomes() if outcome.status is Status.SUCCEEDED]
 
+    def ended(self) -> list[int]:
+        """Those of them whose processes have ended, too."""
+        members = ((member.rank, member.outcome) for member in self._members if member.ended is not None)
+        return [rank for rank, outcome in members if outcome is not None and outcome.status is Status.SUCCEEDED]
+
     def blame(self, rank: int, error: SafedistError, **facts: Any) -> RankOutcome:
         """The failure of a rank that this agent, and not the rank itself, has found; ``facts`` of a :class:`Raised`."""
         member = next(member for member in self._members if member.rank == rank)

@@ -17,12 +17,15 @@ from typing import Any
 from ..errors import CheckpointError, FsError, FsTimeoutError
 from ..fs import store as places
 from ..fs.collective import see_off
+from ..meeting import end_of
 from ..texts import named
 
 logger = logging.getLogger(__name__)
 
+LOOK_SECONDS = 5.0
+"""After so long a wait for another rank this one looks whether that has ended."""
 WORD_SECONDS = 60.0
-"""After so long a wait for another rank the log says for whom."""
+"""After so long a wait the log says for whom."""
 PATIENCE_SECONDS = 1800.0
 """For a rank that does not come to a call. As torch's own for a collective, by default."""
 WRITE_SECONDS = 6 * 3600.0
@@ -140,10 +143,20 @@ class JobRanks:
                 self._meeting.delete(f"{lane}/{turn - 1}/{name}")
 
     def _wait(self, key: str, rank: int, call: str, writing: bool) -> Any:  # noqa: FBT001
-        began, patience = time.monotonic(), WRITE_SECONDS if writing else PATIENCE_SECONDS
-        while (value := self._meeting.wait(key, min(WORD_SECONDS, patience))) is None:
-            if not writing or time.monotonic() - began >= patience:
-                _missed(call, f"rank {self.rank} has waited for rank {rank}", time.monotonic() - began, patience)
+        patience = WRITE_SECONDS if writing else PATIENCE_SECONDS
+        began = said = time.monotonic()
+        whom = f"rank {self.rank} has waited for rank {rank}"
+        while (value := self._meeting.wait(key, min(LOOK_SECONDS, WORD_SECONDS, patience))) is None:
+            now = time.monotonic()
+            if self._meeting.wait(end_of(rank), 0) is not None:
+                value = self._meeting.wait(key, 0)  # it may have come just before it ended
+                if value is None:
+                    raise _missing(call, f"{whom}, which has ended")
+                break
+            is_late = now - began >= patience
+            if is_late or (not writing and now - said >= WORD_SECONDS):
+                said = now
+                _missed(call, whom, now - began, patience)
         return json.loads(value)
 
 
@@ -155,12 +168,17 @@ def _missed(call: str, seen: str, waited: float, patience: float) -> None:
     """
     logger.warning(f"{seen} for {waited:.0f} s in {call}, which every rank has to call")
     if waited >= patience:
-        raise CheckpointError(
-            f"a rank did not come to {call}",
-            seen=f"{seen} for {waited:.0f} s",
-            hint=f"call {call} in every rank, with the same steps; or see what that rank does instead",
-            of_another=True,
-        )
+        raise _missing(call, f"{seen} for {waited:.0f} s")
+
+
+def _missing(call: str, seen: str) -> CheckpointError:
+    return CheckpointError(
+        f"a rank did not come to {call}",
+        seen=seen,
+        hint=f"call {call} in every rank (not under `if rank == 0:`), with the same steps; or see what that rank does "
+        "instead",
+        of_another=True,
+    )
 
 
 def failed_elsewhere(rank: int, seen: str) -> CheckpointError:

@@ -372,6 +372,18 @@ def test_a_rank_that_does_not_come_to_a_barrier_is_told_with_where_it_was(warm, 
     assert "in one_waits_in_vain" in stood
 
 
+@pytest.mark.parametrize("who", [0, 1], ids=["rank 0", "rank 1"])
+def test_a_save_that_a_rank_calls_alone_ends_when_the_other_has_ended(warm, tmp_path, who):
+    environment = {"TEST_HOW": str(who), "TEST_CHECKPOINTS": str(tmp_path / "saves")}
+    error = uploaded_error(
+        warm.run("job_failing:one_saves_alone", tmp_path / "job", environment=environment, kind="execute")
+    )
+    assert error.code == "USER:CheckpointError", error.message
+    assert re.match(rf"rank {who} .* raised CheckpointError: a rank did not come to Checkpoints.save", error.message)
+    assert f"rank {who} has waited for rank {1 - who}, which has ended" in error.message
+    assert "not under `if rank == 0:`" in error.message
+
+
 def test_a_killed_rank_is_the_cause_though_the_others_wrap_their_loss(warm, tmp_path):
     ended = failed(warm, tmp_path / "job", "", task="losses_are_wrapped", kind="execute")
     error = uploaded_error(ended)

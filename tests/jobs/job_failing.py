@@ -27,8 +27,10 @@ from flytekitplugins_safedist import (
     Timeouts,
     current_rank,
 )
+from flytekitplugins_safedist.checkpoint import Checkpoints
 from flytekitplugins_safedist.fs import barrier, rank_zero_first, wait_for
 from tests.harness.procs import say, wait_for_word
+from tests.harness.product import group
 
 QUICK = Timeouts(stop=0.5, exit=0.5)
 
@@ -330,6 +332,16 @@ def one_waits_in_vain() -> None:
     else:
         with rank_zero_first(timeout=1):
             pass
+
+
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
+def one_saves_alone() -> str:
+    """As under ``if rank == 0:``. The other has ended."""
+    group.LOOK_SECONDS = 0.2
+    if current_rank().rank == int(os.environ["TEST_HOW"]):
+        ckpt = Checkpoints(os.environ["TEST_CHECKPOINTS"])
+        ckpt.save(0, {"y": 1}, force=True)
+    return "done"
 
 
 def _rounds() -> str:
