@@ -93,6 +93,7 @@ class Checkpoints:
         self._saved: int | None = None  # the newest step in the own place, as far as is known
         self._mine: list[str] = []  # saves that this process has begun; rank 0's, as are
         self._newest = 0  # the latest time in a name in the place, as far as is known
+        self._first_look: int | None = None  # that, when this life first looked
         self._damaged: set[str] = set()  # saves that it has passed over, and
         self._stranger = ""  # who else saves at this place meanwhile
         self._later = 0  # the attempt of this job that has saved there since, when this one is over
@@ -339,7 +340,7 @@ class Checkpoints:
         if self._agreement is not None:
             seconds = self._agreement.page.preemption_seconds
             agreement.wait_for_others(store, self._attempt_name, self._life, seconds)
-        names = saves.committed(store)
+        names = saves.whole(self._look(store))
         if not names:
             source, names = self._elsewhere()
         failure = failure_of(lambda: places.leave_trail(self._facts, source or store.url)) if names else None
@@ -455,9 +456,7 @@ class Checkpoints:
             return None
         store = self._find()
         if not self._mine:
-            there = saves.directories(store)
-            self._newest = max((saves.time_of(name) for name, _ in there), default=0)
-            for name in saves.whole(there)[:1]:
+            for name in saves.whole(self._look(store))[:1]:
                 self._read_stranger(store, name)
         if self._later:
             raise CheckpointError(
@@ -479,6 +478,14 @@ class Checkpoints:
         _BEGUN.add(self._mine[-1])
         self._newest = saves.time_of(self._mine[-1])
         return {"place": store.url, "name": self._mine[-1]}
+
+    def _look(self, store: Store) -> saves.Directories:
+        """In rank 0: what the place holds."""
+        there = saves.directories(store)
+        self._newest = max([self._newest, *(saves.time_of(name) for name, _ in there)])
+        if self._first_look is None:
+            self._first_look = self._newest
+        return there
 
     def _meet_stranger(self, store: Store, name: str) -> None:
         """In rank 0: see whose save it is that was not there when this life began. One of an earlier attempt of this
@@ -565,7 +572,15 @@ class Checkpoints:
             self._meet_stranger(store, name)
         if self._later:
             return
-        saves.prune(store, saves.surplus(there, self._keep, self._mine, self._back_to, self._damaged))
+        surplus = saves.surplus(
+            there,
+            self._keep,
+            self._mine,
+            first_look=self._first_look or 0,
+            back_to=self._back_to,
+            damaged=self._damaged,
+        )
+        saves.prune(store, surplus)
 
     @property
     def _is_to_say(self) -> bool:

@@ -183,7 +183,13 @@ def _is_of_another(name: str, mine: Sequence[str]) -> bool:
 
 
 def surplus(
-    there: Directories, keep: int | None, mine: Sequence[str], back_to: int | None, damaged: Collection[str]
+    there: Directories,
+    keep: int | None,
+    mine: Sequence[str],
+    *,
+    first_look: int,
+    back_to: int | None = None,
+    damaged: Collection[str] = (),
 ) -> list[str]:
     """All but the newest ``keep`` saves, and what has failed, or an earlier life has left. Pure.
 
@@ -193,14 +199,17 @@ def surplus(
         there: what the place holds.
         keep: how many saves stay; None: all.
         mine: the names of this life's saves, in their order; the last of them stays.
+        first_look: the latest time in a name that was there when this life first looked. A later one that is not whole
+            and not this life's is no earlier life's leaving, also where this life stood still before its first save.
         back_to: the step that training has gone back to, which stays.
         damaged: saves that are known not to be whole: they do not count.
     """
     count, names = 0, []
     for name, files in there:
-        if _is_of_another(name, mine):
-            continue
         is_whole = {MANIFEST, METADATA} <= files  # a manifest that comes late stands alone in what was removed
+        is_in_work = not is_whole and name not in mine and time_of(name) > first_look
+        if is_in_work or _is_of_another(name, mine):
+            continue
         stays = is_whole and (keep is None or count < keep or step_of(name) == back_to)
         count += is_whole and name not in damaged
         if not stays and name != mine[-1]:

@@ -909,6 +909,14 @@ def of_job(monkeypatch):
     return enter
 
 
+def begun_save(place, step, after=0):
+    """The directory of one that is not committed."""
+    made = place / saves.new_name(step, after)
+    made.mkdir(parents=True)
+    (made / "__0_0.distcp").touch()
+    return made
+
+
 def test_two_jobs_that_save_at_one_place_at_once_are_refused_and_neither_takes_the_others_unfinished_save(
     place, of_job
 ):
@@ -959,6 +967,16 @@ def test_an_attempt_that_wakes_before_its_first_save_saves_nothing_over_a_later_
     with pytest.raises(CheckpointError, match=r"a later attempt goes on .*saves of attempt 2; this is attempt 1"):
         before.save(0, {"x": 0})
     assert Checkpoints(place).restore({"x": 0}) == 2
+
+
+def test_an_attempt_that_wakes_before_its_first_save_leaves_alone_what_a_later_one_writes_just_then(place, of_job):
+    of_job("job")
+    before = Checkpoints(place, every=1)
+    left = begun_save(place, 3)
+    assert before.restore({"x": 0}) == 0
+    of_later = begun_save(place, 7, after=saves.time_of(left.name))
+    save_each(before, 4)
+    assert (left.is_dir(), of_later.is_dir()) == (False, True)
 
 
 @pytest.mark.parametrize("keep", [1, None])
