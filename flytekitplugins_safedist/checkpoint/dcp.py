@@ -29,7 +29,7 @@ from ..compat import torch as torch_inside
 from ..errors import CheckpointError
 from .group import JobRanks, of_rank
 from .pieces import Path, Piece, dtype_of, flat, parts, without_autograd
-from .saves import METADATA, DamagedError, Manifest, read_manifest
+from .saves import METADATA, DamagedError, Manifest, not_shared, read_manifest
 from .state import is_trained, path_of, targets, tree_of
 from .store import Store, crc32
 from .values import from_bytes
@@ -128,12 +128,7 @@ def _read_tables(store: Store, save: str, tables: Mapping[str, list[int]]) -> li
     except FileNotFoundError as error:
         seen = str(error)
     if seen:
-        raise CheckpointError(
-            "rank 0 does not see what other ranks have written: the nodes do not share the place",
-            where={"place": store.url},
-            seen=seen,
-            hint="give Checkpoints a directory on a file system that all nodes mount, or an address (s3://...)",
-        )
+        raise not_shared(store, seen)
     return [json.loads(data) for data in found]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -86,7 +87,7 @@ class Checkpoints:
         self._copies: list[Piece] = []  # of what this rank writes of it; their memory is used again
         self._ranks: JobRanks | None = None
         self._place: Store | None = None
-        self._checked = False
+        self._checked = self._is_proven = False
         self._last = -1  # the step that training has told last, or resumed
         self._answer = (-1, False)  # to the last question whether to save
         self._count = 0  # saves that this process has committed
@@ -190,6 +191,7 @@ class Checkpoints:
             with context.saving():
                 self._meet().agree("Checkpoints.save", failure=failure_of(lambda: self._check(state)))
         if not (wanted or force):
+            self._prove()
             return
         self._answer = step, False
         agreed = self._agreement and self._agreement.open_for(self)
@@ -266,6 +268,15 @@ class Checkpoints:
 
         states.collect(state, self._meet(), of_models=False)
         self._checked = True
+
+    @context.saving()
+    def _prove(self) -> None:
+        """See that saves can be made, where this life has not seen one here: not when hours of work are to be saved."""
+        if self._is_proven:
+            return
+        self._is_proven, ranks, call = True, self._meet(), "Checkpoints.save"
+        names = ranks.agree(call, decide=lambda _: [self._find().url, f"safedist-probe-{secrets.token_hex(4)}"])
+        saves.prove(self._use(names[0]), names[1], ranks, call)
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         if self._ranks is None or self._ranks.rank == 0:
@@ -407,6 +418,7 @@ class Checkpoints:
     def _resume(self, name: str, step: int | None, *, is_here: bool) -> None:
         self.latest = self._last = saves.step_of(name)
         self._saved = self.latest if is_here else None
+        self._is_proven = is_here
         self._back_to, self._answer = None if step is None else int(step), (-1, False)
         if self._timer is not None:
             self._timer.begin()
@@ -419,6 +431,7 @@ class Checkpoints:
         from . import state as states
 
         ranks, call, began = self._meet(), "Checkpoints.save", time.monotonic()
+        self._is_proven = True  # or this save will tell
         self._drain(f"step {step}")  # the copies are of the save in flight until it has ended
         mine: list[Piece] = []
 

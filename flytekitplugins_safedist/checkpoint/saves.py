@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
 
 from ..errors import CheckpointError
-from .group import failure_of
+from ..failures import Outlook, outlook
+from .group import JobRanks, failure_of
 from .store import Store
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
 """torch's own record, for its tools: the file before the last."""
 FORMAT = 1
+_WORD = b"a rank can write here"
 _SAVE = re.compile(r"step-(?P<step>\d{12,})\.(?P<ms>\d{13,})\.[0-9a-f]{8}")
 
 Directories = list[tuple[str, set[str]]]
@@ -166,6 +172,59 @@ def commit(store: Store, name: str, manifest: Manifest) -> None:
         CheckpointError, OSError: the store says that it did not; it may have done it.
     """
     store.put(f"{name}/{MANIFEST}", manifest.to_bytes())
+
+
+def prove(store: Store, probe: str, ranks: JobRanks, call: str) -> None:
+    """See that all ranks can write to a place, and rank 0 can read that: a wrong place is an error of the first step,
+    not of the first save that is due. A collective.
+
+    Args:
+        store: the place.
+        probe: a directory in it that is nobody else's.
+        ranks: of the job.
+        call: that they are in.
+
+    Raises:
+        CheckpointError, FsError: no save can be made there. What may pass is only said: the first save will tell.
+    """
+    sizes = {str(rank): len(_WORD) for rank in range(ranks.size)}
+    failure = failure_of(lambda: store.put(f"{probe}/{ranks.rank}", _WORD))
+
+    def look(written: Sequence[bool]) -> None:
+        if all(written):
+            try:
+                deque(store.read(probe, sizes, [(name, 0, size) for name, size in sizes.items()]), maxlen=0)
+            except FileNotFoundError as error:
+                raise not_shared(store, str(error)) from None
+
+    def decide(written: Sequence[bool]) -> None:
+        lasting = _lasting(store, failure_of(lambda: look(written)))
+        failure_of(lambda: store.remove(probe))
+        if lasting is not None:
+            raise lasting
+
+    try:
+        ranks.agree(call, failure is None, decide, failure=_lasting(store, failure))
+    except Exception:
+        failure_of(lambda: store.withdraw(probe, str(ranks.rank)))  # where rank 0 does not see it
+        raise
+
+
+def _lasting(store: Store, failure: BaseException | None) -> BaseException | None:
+    if failure is None or failure.__cause__ is None or outlook(failure) is not Outlook.TRANSIENT:
+        return failure
+    logger.warning(f"whether saves can be made in {store.url} is not known yet: {failure}")
+    return None
+
+
+def not_shared(store: Store, seen: str) -> CheckpointError:
+    """The error of ranks that do not see each other's files."""
+    return CheckpointError(
+        "rank 0 does not see what other ranks have written: the nodes do not share the place",
+        where={"place": store.url},
+        seen=seen,
+        hint="give Checkpoints a directory on a file system that all nodes mount, or an address (s3://...)",
+    )
 
 
 def of_others(there: Directories, mine: Sequence[str]) -> list[str]:

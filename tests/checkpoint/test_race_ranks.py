@@ -168,20 +168,21 @@ def test_who_fails_beside_a_model_of_fsdp1s_leaves_no_other_in_a_collective(tmp_
         assert said in text
 
 
-def save_where_only_this_rank_sees(place):
+def save_where_only_this_rank_sees(place, force):
     rank, state = begin()
     stores.LATE_SECONDS = 0.1
     ckpt = Checkpoints(f"{place}/{rank}", every=None)
-    ckpt.save(0, state, force=True)
     try:
+        ckpt.save(0, state, force=bool(int(force)))
         ckpt.wait()
     except Exception as error:
         return str(error)
 
 
-def test_a_place_that_is_not_shared_is_an_error_of_every_rank_and_nothing_is_left_in_it(tmp_path):
-    for text in values(ranks(save_where_only_this_rank_sees, tmp_path)):
-        assert re.search(r"the nodes do not share the place \[place=.*/0\] \(seen: .*__1_0.distcp", text), text
+@pytest.mark.parametrize(("force", "file"), [(1, "__1_0.distcp"), (0, "/1")], ids=["a save", "a step before it"])
+def test_a_place_that_is_not_shared_is_an_error_of_every_rank_at_once_and_nothing_is_left_in_it(tmp_path, force, file):
+    for text in values(ranks(save_where_only_this_rank_sees, tmp_path, force)):
+        assert re.search(rf"the nodes do not share the place \[place=.*/0\] \(seen: .*{file} ", text), text
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -113,6 +113,31 @@ def test_a_step_that_is_saved_is_not_saved_again(three):
     assert saves.committed(store.Store(str(three))) == there
 
 
+def test_a_place_where_nothing_can_be_saved_is_an_error_of_the_first_step_and_one_that_can_holds_nothing(place):
+    place.touch()
+    with pytest.raises(FsError, match="a file is in the way where a directory is needed"):
+        Checkpoints(place, every=100).save(0, {"x": 0})
+    place.unlink()
+    save_each(Checkpoints(place, every=100), 0, 1)
+    assert [*place.iterdir()] == []
+
+
+def test_where_a_save_has_been_resumed_from_the_place_is_not_asked_again(three, monkeypatch):
+    ckpt = Checkpoints(three, every=100)
+    ckpt.restore({"model": fresh(0)["model"]})
+    monkeypatch.setattr(store.Store, "put", lambda *_: pytest.fail("asked"))
+    ckpt.save(4, fresh(4))
+
+
+def test_a_store_that_is_away_for_a_while_is_no_error_of_the_first_step(place, monkeypatch, caplog):
+    def away(*_):
+        raise CheckpointError("the store did not put it") from ConnectionError("reset")
+
+    monkeypatch.setattr(store.Store, "put", away)
+    save_each(Checkpoints(place, every=100), 0)
+    assert "whether saves can be made in" in caplog.text
+
+
 def test_who_has_asked_whether_a_step_is_to_be_saved_saves_it_then(place):
     with Checkpoints(place, every=10) as ckpt:
         assert [step for step in range(10) if ckpt.should_save(step)] == [9]
