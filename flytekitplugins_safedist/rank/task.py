@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import linecache
 import os
 import re
 import sys
@@ -111,8 +112,9 @@ def _pickled(task: PythonFunctionTask[Any], modules: Mapping[str, Any]) -> str:
     classes = {name: each for name, each in main.items() if isinstance(each, type) and each.__module__ == "__main__"}
     classes |= {name: main[name] for each in classes.values() for name in _named_as_text(each) if name in main}
     where = {"task": task.name, "module": task.task_function.__module__}
+    of_no_file = {name: entry for name, entry in linecache.cache.items() if len(entry) > 1 and entry[1] is None}
     try:
-        pickled = _dumped((task, {name: each for name, each in classes.items() if _can_be_pickled(each)}))
+        pickled = _dumped((task, {name: each for name, each in classes.items() if _can_be_pickled(each)}, of_no_file))
     except Exception as error:
         raise PayloadError(
             "the task function can neither be imported by its ranks nor pickled for them",
@@ -242,7 +244,8 @@ def _loaded(source: TaskSource) -> Any:
     if source.pickled is not None:
         import cloudpickle
 
-        task, classes = cloudpickle.loads(base64.b64decode(source.pickled))
+        task, classes, lines = cloudpickle.loads(base64.b64decode(source.pickled))
+        linecache.cache.update(lines)  # a traceback shows them
         if task.task_function.__module__ == "__main__":
             _stand_in(task.task_function, classes)
         return task

@@ -140,6 +140,7 @@ linecache.cache["<cell 1>"] = len(source), None, source.splitlines(True), "<cell
 exec(compile(source, "<cell 1>", "exec"))
 del __file__
 print("found", train(config=Config(Model(Kind.B))))
+train(config=Config(Model(Kind.A)))
 """
 
 
@@ -149,8 +150,8 @@ def test_without_a_file_all_classes_of_main_travel_by_value(warm, tmp_path, firs
     (tmp_path / "cells.py").write_text(first + SCRIPT)
     (tmp_path / "notebook.py").write_text(BY_VALUE)
     ended = warm.run(f"{tmp_path}/notebook.py:__main__", tmp_path / "job", kind="main", cwd=tmp_path)
-    assert ended.code == 0, ended.err
-    assert "found 3" in ended.out
+    assert "found 3" in ended.out, ended.err
+    assert "    assert config.model.kind is Kind.B\n" in ended.out, "a traceback of a rank has the cell's lines"
     assert (tmp_path / "imported").read_text().split() == ["__main__"]
 
 
