@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.__main__ import play
 from tests.simulation.faults import PROFILES
-from tests.simulation.mutants import MUTANTS, PACKAGE, ROOT, edits_of
+from tests.simulation.mutants import MUTANTS, PACKAGE, ROOT
 
 ORDERS = {"any": 300}
 """Of each kind; 40 of those that are not named. Of "any", the first 210 show each mutant that is to be seen there."""
@@ -27,5 +27,5 @@ def test_a_broken_rule_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_rule_that_a_mutant_breaks_is_there() -> None:
-    edits = [(name, file, before) for name in MUTANTS for file, before, _ in edits_of(name)]
+    edits = [(name, file, before) for name in MUTANTS for file, before, _ in MUTANTS[name].edits]
     assert [each for each in edits if (ROOT / PACKAGE / each[1]).read_text().count(each[2]) != 1] == []
