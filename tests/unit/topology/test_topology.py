@@ -55,18 +55,15 @@ def elastic(nodes: str, nproc: int) -> dict[str, str]:
     }
 
 
-def test_a_plain_machine_is_a_local_run_of_one_node() -> None:
-    topology = from_env({"PATH": "/bin"}, asked(1, 1, 4))
-
-    assert topology == Topology(
-        node_rank=0, min_nodes=1, max_nodes=1, nproc_per_node=4, endpoint=None, source="local run", alone=True
-    )
+HANDMADE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
+"""Torch's own names, which say nothing of nodes."""
 
 
-def test_the_one_pod_of_a_one_node_task_needs_no_operator() -> None:
-    topology = from_env(pinned(1, 8), asked(1, 1, 8))
-
-    assert (topology.node_rank, topology.world_size, topology.source) == (0, 8, "single pod")
+@pytest.mark.parametrize(
+    ("env", "source"), [({"PATH": "/bin"}, "local run"), (HANDMADE, "local run"), (pinned(1, 4), "single pod")]
+)
+def test_a_task_of_one_node_needs_no_operator(env: dict[str, str], source: str) -> None:
+    assert from_env(env, asked(1, 1, 4)) == Topology(0, 1, 1, 4, None, source, alone=True)
 
 
 def test_a_pod_of_flytes_without_an_operators_word_has_no_identity() -> None:
@@ -89,9 +86,6 @@ def test_an_elastic_job_has_no_rank_before_its_rendezvous() -> None:
     assert topology.endpoint == Endpoint("f1-n0-0-worker-0", 23456)
 
 
-HANDMADE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
-
-
 @pytest.mark.parametrize("pod", [{}, pinned(2, 4)], ids=["a shell", "a pod"])
 def test_torchs_own_names_alone_say_nothing_of_nodes_and_the_error_says_what_is_missing(pod: dict[str, str]) -> None:
     with pytest.raises(TopologyError, match="nothing says which node of the job this pod is") as caught:
@@ -100,33 +94,6 @@ def test_torchs_own_names_alone_say_nothing_of_nodes_and_the_error_says_what_is_
     assert "seen: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, which name ranks and not nodes" in str(caught.value)
     assert "unset RANK" in caught.value.hint
     assert "PET_NODE_RANK, PET_NNODES, MASTER_ADDR and MASTER_PORT are what a PyTorchJob" in caught.value.hint
-
-
-def test_torchs_own_names_make_nobody_of_one_node_an_operators_pod() -> None:
-    topology = from_env(HANDMADE, asked(1, 1, 4))
-
-    assert (topology.source, topology.alone, topology.endpoint) == ("local run", True, None)
-
-
-REFUSED = {
-    "fixed said, range asked": (
-        pytorchjob(0, 2, 4) | pinned("2:4", 4),
-        asked(2, 4, 4),
-        "nnodes=2; expected: nnodes=2:4",
-    ),
-    "range said, fixed asked": (elastic("2:4", 4) | pinned(4, 4), asked(4, 4, 4), "nnodes=2:4; expected: nnodes=4"),
-    "endpoint port": (pytorchjob(0, 2, 4) | {"SAFEDIST_ENDPOINT": "a:0"}, asked(2, 2, 4), "HOST:PORT"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_contradictions_are_refused(case: str) -> None:
-    env, asked, text = REFUSED[case]
-
-    with pytest.raises(TopologyError) as caught:
-        from_env(env, asked)
-
-    assert text in str(caught.value)
 
 
 def test_what_was_not_registered_has_the_ranks_that_its_own_command_asks_for() -> None:
