@@ -82,30 +82,20 @@ def running(rules: Rules = RULES, **facts: Any) -> Node:
 
 
 # --- what is wanted ---------------------------------------------------------------------------------------------------
-def test_ranks_are_told_that_others_may_have_run_before_them():
-    node = Node()
-    (start,) = node.want(round=FIRST, runs=True, ran_before=True, books=Books(FIRST, 3))
-    assert isinstance(start, act.StartRanks)
-    assert start.ran_before
-
-
 def test_a_round_that_is_over_is_obeyed_also_where_nothing_was_started():
     node = Node()
     assert node.stop(round=FIRST, books=Books(FIRST, 3)) == []
     assert (node.status.round, node.status.node_rank, node.status.phase) == (FIRST, 1, "idle")
 
 
-def test_the_ranks_of_a_round_start_when_none_of_the_one_before_is_left():
+@pytest.mark.parametrize("is_over", [True, False], ids=["is over", "is followed"])
+def test_the_ranks_of_a_round_start_when_none_of_the_one_before_is_left(is_over):
     node = running()
-    assert node.stop() == [act.EndRanks()]
-    assert node.run(SECOND) == []
+    if is_over:
+        assert node.stop() == [act.EndRanks()]
+    assert node.run(SECOND) == ([] if is_over else [act.EndRanks()])
     assert node.status.phase == "ending"
     assert node.take(node.it.on_quiet((), node.now)) == [act.StartRanks(SECOND, 1, 1, 3, {"port": "7"})]
-
-
-def test_a_later_round_is_a_reason_to_end_the_one_before_as_well():
-    node = running()
-    assert node.run(SECOND) == [act.EndRanks()]
 
 
 def test_what_was_said_of_a_round_is_not_said_of_the_next():
@@ -280,35 +270,33 @@ def until_it_gives_up(node: Node, sign: Sign | None, *, beats: bool = False) -> 
     return [each for each in actions if not isinstance(each, act.LookAtStore | act.EndRanks)]
 
 
-def lost_its_leader(**course: Any) -> Node:
+@pytest.mark.parametrize(
+    ("sign", "memory", "kind", "text"),
+    [
+        (Sign(LEADER, 7), None, "missing", "node 0 was lost, and none took its place within 900 s"),
+        (None, Memory(99, 100), "memory", "node 0: it was lost, and none took its place within 900 s; its memory was"),
+    ],
+    ids=["an old sign", "no sign, and its memory was full"],
+)
+def test_where_no_leader_comes_and_no_sign_is_fresh_a_node_ends_the_job(sign, memory, kind, text):
     """In the midst of a round, with which its ranks lose their peers."""
     node = running(replace(RULES, max_restarts=0))
-    node.want(**course)
+    node.want(memory=memory)
     node.take(node.it.on_failure(ECHO, node.now))
     node.take(node.it.on_disconnect("reset", node.now))
     node.wait(RULES.grace + 0.5)
     node.take(node.it.on_quiet((), node.now))
-    return node
-
-
-@pytest.mark.parametrize("sign", [None, Sign(LEADER, 7)], ids=["no sign", "an old sign"])
-def test_where_no_leader_comes_and_no_sign_is_fresh_a_node_ends_the_job(sign):
-    node = lost_its_leader()
     (upload,) = until_it_gives_up(node, sign)
-    assert upload.verdict.kind == "missing"
-    assert upload.verdict.text == "node 0 was lost, and none took its place within 900 s"
+    assert upload.verdict.kind == kind
+    assert text in upload.verdict.text
 
 
-def test_a_leader_that_was_lost_with_its_memory_full_is_told_as_out_of_memory():
-    node = lost_its_leader(memory=Memory(99, 100))
-    (upload,) = until_it_gives_up(node, None)
-    assert upload.verdict.kind == "memory"
-    assert "node 0: it was lost, and none took its place within 900 s; its memory was full" in upload.verdict.text
-
-
-@pytest.mark.parametrize("rendezvous", [10.0, 900.0])
-@pytest.mark.parametrize("late", [False, True], ids=["looked before", "a look was under way"])
+@pytest.mark.parametrize(
+    ("late", "rendezvous"), [(False, 900.0), (True, 10.0)], ids=["looked before", "a look was under way"]
+)
 def test_what_the_leader_renewed_before_it_was_lost_is_no_sign_that_it_lives(late, rendezvous):
+    """One that has only not been watched for long enough is watched on: else each pod in this one's place would begin
+    to watch anew, and the job would never end."""
     node = Node(replace(RULES, rendezvous=rendezvous))
     node.look(Sign(LEADER, 3))
     node.run()
@@ -321,6 +309,7 @@ def test_what_the_leader_renewed_before_it_was_lost_is_no_sign_that_it_lives(lat
     node.take(node.it.on_quiet((), node.now))
     (upload,) = until_it_gives_up(node, Sign(LEADER, 7))
     assert upload.verdict.kind == "missing"
+    assert node.now - began >= RULES.stale
 
 
 @pytest.mark.parametrize("why", ["a fresh sign", "it cannot begin"])
@@ -346,15 +335,6 @@ def test_a_leader_that_came_and_was_lost_as_well_keeps_nobody_from_telling_the_c
     node.now += paused
     (upload,) = until_it_gives_up(node, Sign(Leader(2, "z"), 1))
     assert upload.verdict == FAILED
-
-
-def test_a_sign_that_has_only_not_been_watched_for_long_enough_is_watched_on():
-    """Else each pod in this one's place would begin to watch anew, and the job would never end."""
-    node = Node(replace(RULES, rendezvous=10.0))
-    began = node.now
-    (upload,) = until_it_gives_up(node, Sign(LEADER, 7))
-    assert upload.verdict.kind == "missing"
-    assert node.now - began >= RULES.stale
 
 
 def test_nodes_give_up_one_after_the_other_and_find_what_the_first_has_uploaded():
@@ -419,30 +399,21 @@ def leader(**facts: Any) -> Node:
     return node
 
 
-def test_the_leader_uploads_after_a_look_and_once():
+@pytest.mark.parametrize(
+    ("sign", "is_decided", "does"),
+    [
+        (Sign(LEADER, 4), False, act.Upload(FAILED)),
+        (Sign(LEADER, 4), True, act.Exit(0, DECIDED)),
+        (Sign(Leader(2, "z"), 1), False, act.Exit(UNDECIDED, "another process leads this job")),
+    ],
+    ids=["it leads", "there is a verdict", "it is not the newest"],
+)
+def test_the_leader_uploads_after_a_look_and_once_the_verdict_that_it_has_then(sign, is_decided, does):
     node = leader()
-    assert node.want(0, verdict=FAILED) == [act.LookAtStore()]
-    assert node.look(Sign(LEADER, 4)) == [act.Upload(FAILED)]
-    assert node.look(Sign(LEADER, 4)) == []
-
-
-def test_a_leader_that_finds_a_verdict_in_the_store_uploads_none():
-    node = leader()
+    assert node.want(0, verdict=Verdict("lost", "gone")) == [act.LookAtStore()]
     node.want(0, verdict=FAILED)
-    assert node.look(Sign(LEADER, 4), is_decided=True) == [act.Exit(0, DECIDED)]
-
-
-def test_a_leader_that_is_not_the_newest_uploads_nothing():
-    node = leader()
-    node.want(0, verdict=FAILED)
-    assert node.look(Sign(Leader(2, "z"), 1)) == [act.Exit(UNDECIDED, "another process leads this job")]
-
-
-def test_until_the_upload_begins_the_verdict_may_change():
-    node = leader()
-    node.want(0, verdict=Verdict("lost", "gone"))
-    node.want(0, verdict=FAILED)
-    assert node.look(Sign(LEADER, 4)) == [act.Upload(FAILED)]
+    assert node.look(sign, is_decided=is_decided) == [does]
+    assert node.look(sign, is_decided=is_decided) == []
 
 
 def test_a_leader_that_cannot_look_at_the_store_tries_again_until_that_was_away_for_too_long():
@@ -464,12 +435,13 @@ def test_the_others_wait_for_the_upload_from_its_verdict_on_however_often_that_i
     assert left == [act.Exit(UNDECIDED, "the leader has not uploaded the verdict in time")]
 
 
-def test_the_others_wait_for_the_upload_and_leave_when_no_rank_is_left():
+def test_the_others_wait_for_the_upload_and_leave_when_no_rank_is_left_though_the_leader_leaves_before():
     node = running()
     assert node.want(verdict=FAILED, runs=False) == [act.EndRanks()]
     assert node.want(is_decided=True) == []
-    node.take(node.it.on_quiet((), node.now))
-    assert node.done[-1] == act.Exit(0, DECIDED)
+    node.take(node.it.on_disconnect("it has left", node.now))
+    assert node.take(node.it.on_quiet((), node.now)) == [act.Exit(0, DECIDED)]
+    assert node.it.end == FAILED
 
 
 def test_what_a_leader_was_to_upload_that_was_lost_is_not_how_the_job_has_ended():
@@ -480,14 +452,6 @@ def test_what_a_leader_was_to_upload_that_was_lost_is_not_how_the_job_has_ended(
     node.take(node.it.on_disconnect("reset", node.now))
     assert node.look(is_decided=True) == [act.Exit(0, DECIDED)]
     assert node.it.end is None, "others may have given it up"
-
-
-def test_what_a_leader_has_uploaded_is_how_the_job_has_ended_though_it_leaves_before_this_nodes_ranks():
-    node = running()
-    node.want(verdict=FAILED, runs=False, is_decided=True)
-    node.take(node.it.on_disconnect("it has left", node.now))
-    assert node.take(node.it.on_quiet((), node.now)) == [act.Exit(0, DECIDED)]
-    assert node.it.end == FAILED
 
 
 def test_who_has_no_part_any_more_leaves_undecided_with_its_ranks_gone():
@@ -628,8 +592,8 @@ def test_the_leader_has_something_ready_for_each_round_and_nobody_else_has():
 
 def test_checks_are_done_in_place_of_ranks_and_come_back_with_a_report():
     node = Node()
-    (start,) = node.want(round=FIRST, runs=True, is_checks=True, size=3, books=Books(FIRST, 3))
-    assert start.is_checks
+    (start,) = node.want(round=FIRST, runs=True, is_checks=True, ran_before=True, size=3, books=Books(FIRST, 3))
+    assert (start.is_checks, start.ran_before) == (True, True)
     node.take(node.it.on_return((), node.now, "fit"))
     assert (node.status.phase, node.status.report) == ("returned", "fit")
 
@@ -650,18 +614,13 @@ def test_where_no_rank_saves_by_steps_a_node_that_is_told_to_stop_says_so():
     assert node.want(save=replace(URGENT, is_empty=True)) == [act.EndRanks()]
 
 
-def test_a_rank_that_asks_is_served_by_the_next_call():
+def test_a_rank_that_asks_is_served_by_the_next_call_also_while_the_leader_is_not_heard():
     node = running()
     node.take(node.it.on_ask(node.now))
     assert node.status.asks == 1
     node.want(save=Save(1, is_urgent=False))
     node.take(node.it.on_ask(node.now))
     assert node.status.asks == 2
-
-
-def test_a_rank_that_asks_while_the_leader_is_not_heard_is_served_by_the_next_call_as_well():
-    node = running()
-    node.want(save=Save(1, is_urgent=False))
     node.take(node.it.on_fact(node.now, floor=Floor(1, 5)))
     node.want(save=Save(1, is_urgent=False, step=6, is_done=True))
     node.take(node.it.on_disconnect("reset", node.now))
@@ -669,7 +628,7 @@ def test_a_rank_that_asks_while_the_leader_is_not_heard_is_served_by_the_next_ca
     assert node.status.asks == 2
 
 
-def test_a_picture_is_taken_once_for_each_look_and_a_hang_is_told_once():
+def test_a_picture_is_taken_once_for_each_look_again_where_it_may_be_lost_and_not_of_ranks_that_end():
     node = running()
     assert node.want(look=1) == [act.TakePicture(1)]
     assert node.want(size=9) == []
@@ -678,36 +637,21 @@ def test_a_picture_is_taken_once_for_each_look_and_a_hang_is_told_once():
     hang = HangNotice(2, "rank 1", 1, "it sleeps")
     assert node.want(hang=hang) == [act.Blame(hang)]
     assert node.want(size=3) == []
-
-
-def test_ranks_that_are_told_to_end_are_not_looked_at_any_more():
-    node = running()
-    node.stop()
-    assert node.status.phase == "ending"
-    assert node.want(look=1) == []
-
-
-def test_a_picture_that_may_be_lost_with_its_connection_is_taken_again():
-    node = running()
-    node.want(look=1)
-    node.take(node.it.on_fact(node.now, looked=1))
     node.take(node.it.on_disconnect("reset", node.now))
     assert node.status.looked == 0
-    assert act.TakePicture(1) in node.want(look=1)
+    assert node.want() == [act.TakePicture(1)]
+    node.stop()
+    assert node.status.phase == "ending"
+    assert node.want(look=2) == []
 
 
-def test_memory_is_said_when_it_comes_near_its_limit_and_what_the_leader_says_of_its_own_is_kept():
+def test_memory_is_said_when_it_comes_near_its_limit_and_not_by_a_pod_that_is_told_to_stop():
     node = running()
-    for used in (10, 50, 90, 96, 99, 20):
+    for used in (10, 50, 90, 96, 99, 20, 97):
         node.take(node.it.on_memory(Memory(used, 100), node.now))
-        assert node.status.memory.used == {10: 10, 50: 10, 90: 10, 96: 96, 99: 96, 20: 20}[used]
+        assert node.status.memory.used == {10: 10, 50: 10, 90: 10, 96: 96, 99: 96, 20: 20, 97: 97}[used]
     node.want(memory=Memory(99, 100))
     node.take(node.it.on_disconnect("reset", node.now))
-    assert node.status.leader_memory == Memory(99, 100)
-
-
-def test_a_pod_that_is_told_to_stop_is_not_ended_for_its_memory_though_that_was_full():
-    node = running()
-    node.take(node.it.on_memory(Memory(99, 100), node.now))
+    assert node.status.leader_memory == Memory(99, 100), "what the leader says of its own is kept"
     node.take(node.it.on_stop("told to stop by SIGTERM", node.now, node.now, stays=False))
     assert (node.status.leaving, node.status.memory) == ("told to stop by SIGTERM", None)
