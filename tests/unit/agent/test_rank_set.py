@@ -280,7 +280,7 @@ def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_aga
 
 def test_who_has_gone_on_from_the_debugger_has_all_the_time_for_a_start_again(late_round):
     ranks, _, orders = late_round
-    ranks.plan.settings = planned(SafeTorch(nproc_per_node=2))
+    ranks.plan.settings = planned(SafeTorch(nproc_per_node=2, timeouts=Timeouts(stop=0.01)))
     with open_page(orders[0].files.page).debugging():
         assert ranks.late() is None
     assert ranks.late() is None
@@ -444,7 +444,8 @@ def test_a_rank_with_a_handler_has_the_longer_of_both_times(round_, monkeypatch,
 
 def test_no_line_of_its_log_is_told_of_a_crash_where_none_is_asked_for(job):
     orders, processes = [order_of(context, job) for context in contexts(job)], Processes()
-    ranks = made(processes, orders, planned(SafeTorch(nproc_per_node=2, logs=Logs(tail_lines=0))))
+    at_once = Timeouts(stop=0.01, exit=0.01)
+    ranks = made(processes, orders, planned(SafeTorch(nproc_per_node=2, logs=Logs(tail_lines=0), timeouts=at_once)))
     ranks.start(fork=True)
     orders[0].log.write_text("a secret\n")
     processes.to_come = [EndedRank(100, -signal.SIGSEGV, 1)]

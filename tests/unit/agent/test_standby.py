@@ -40,9 +40,7 @@ def one_job(*libraries: str, **variables: str) -> int:
         return server.pid
 
 
-def test_the_next_job_of_the_process_has_the_same_server_as_long_as_nothing_changes(
-    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_job_of_the_process_has_the_same_server_as_long_as_nothing_changes(installed: Path) -> None:
     (installed / "library.py").write_text("import os\nHOME = os.environ.get('LIBRARY_HOME')")
     pids = [one_job("library"), one_job("library", NOBODY_READS="1")]
     assert pids[0] == pids[1]
@@ -50,15 +48,23 @@ def test_the_next_job_of_the_process_has_the_same_server_as_long_as_nothing_chan
     pids.append(one_job("library", OMP_SCHEDULE="static"))
     (installed / "further").mkdir()
     pids.append(one_job())
+    assert len(set(pids[1:])) == len(pids) - 1
+    assert [pid for pid in pids if alive(pid)] == pids[-1:], "one stands by, and no other is left"
+
+
+def test_a_further_place_of_libraries_or_another_umask_is_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = [standby._surroundings(), standby._surroundings()]
+    assert seen[0] == seen[1]
     further = tmp_path / "elsewhere" / "site-packages"
     further.mkdir(parents=True)
     monkeypatch.syspath_prepend(str(further))
-    pids.append(one_job())
+    seen.append(standby._surroundings())
     before = os.umask(0o77)
-    pids.append(one_job())
+    seen.append(standby._surroundings())
     os.umask(before)
-    assert len(set(pids[1:])) == len(pids) - 1
-    assert [pid for pid in pids if alive(pid)] == pids[-1:], "one stands by, and no other is left"
+    assert seen[1] != seen[2] != seen[3]
 
 
 def test_the_process_may_have_a_name_that_is_no_text() -> None:
