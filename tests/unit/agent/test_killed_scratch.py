@@ -41,9 +41,11 @@ def test_what_a_killed_process_left_is_removed_with_all_that_is_in_it(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_belongs_to_the_living_stays(tmp_path: Path) -> None:
+def test_what_belongs_to_the_living_or_to_nobody_stays_and_a_root_may_be_gone(tmp_path: Path) -> None:
+    scratch.make_job(tmp_path)
     with scratch.own(scratch.make_job(tmp_path), is_kept=False):
         assert scratch.sweep(tmp_path) == []
+    assert scratch.sweep(tmp_path / "nowhere") == [], "somebody else's error"
 
 
 def test_what_is_to_be_kept_stays_but_for_what_may_hold_secrets(tmp_path: Path) -> None:
@@ -52,12 +54,6 @@ def test_what_is_to_be_kept_stays_but_for_what_may_hold_secrets(tmp_path: Path) 
     for _ in range(2):
         assert scratch.sweep(tmp_path) == []
         assert sorted(each.name for each in path.iterdir()) == ["inputs", "logs", "node", "owner"]
-
-
-def test_what_nobody_owns_stays(tmp_path: Path) -> None:
-    job = scratch.make_job(tmp_path)
-    assert scratch.sweep(tmp_path) == []
-    assert job.path.exists()
 
 
 def test_a_directory_that_is_owned_is_locked_for_who_removes_what_is_old(tmp_path: Path) -> None:
@@ -101,10 +97,6 @@ def test_on_a_file_system_that_other_machines_have_nothing_is_locked_nor_removed
         assert not (job.path / "owner").exists()
         assert scratch.sweep(tmp_path) == []
     assert path.exists()
-
-
-def test_a_root_that_is_not_there_is_somebody_elses_error(tmp_path: Path) -> None:
-    assert scratch.sweep(tmp_path / "nowhere") == []
 
 
 def test_a_directory_that_cannot_be_marked_is_used_all_the_same(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from flytekitplugins_safedist.agent import disk, scratch
 from flytekitplugins_safedist.agent.disk import Usage
-from flytekitplugins_safedist.agent.scratch import JobScratch
 from flytekitplugins_safedist.config.caches import CACHES
 from flytekitplugins_safedist.config.options import SCRATCH_MOUNT
 from flytekitplugins_safedist.errors import ScratchError
@@ -89,29 +88,19 @@ def test_the_layout_is_the_documented_one_and_private_throughout_whatever_the_um
     assert {mode(path) for path in [job.path, *job.path.rglob("*")]} == {0o700}
 
 
-def test_many_jobs_of_the_same_name_made_at_once_never_share_a_directory(tmp_path: Path) -> None:
+def test_jobs_of_one_name_and_ranks_of_one_round_can_be_made_at_once_and_a_rank_is_made_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         jobs = list(pool.map(lambda _: scratch.make_job(tmp_path), range(64)))
+        ranks = list(pool.map(lambda rank: scratch.make_rank(jobs[0], 0, rank), range(32)))
     assert len({job.path for job in jobs}) == 64
-
-
-def test_ranks_of_one_round_can_be_made_at_once_and_a_rank_is_made_once(tmp_path: Path) -> None:
-    job = scratch.make_job(tmp_path)
-    with ThreadPoolExecutor(16) as pool:
-        ranks = list(pool.map(lambda rank: scratch.make_rank(job, 0, rank), range(32)))
     assert [rank.path.name for rank in ranks] == [f"rank-{rank}" for rank in range(32)]
     with pytest.raises(ScratchError) as caught:
-        scratch.make_rank(job, 0, 5)
-    assert caught.value.where == {"path": job.rank(0, 5).path}
+        scratch.make_rank(jobs[0], 0, 5)
+    assert caught.value.where == {"path": jobs[0].rank(0, 5).path}
     assert str(caught.value.seen).startswith("EEXIST")
 
 
 RAYS = "/ray/session_2026-11-26_08-00-00_000000_9999999/sockets/plasma_store_0000000000000"
-
-
-def longest_socket(job: JobScratch) -> int:
-    """Bytes of the longest path that a library makes a socket at, in the round and rank with the longest names."""
-    return len(str(job.rank(999, 9999).tmp)) + len(RAYS)
 
 
 @pytest.fixture
@@ -129,23 +118,25 @@ def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "symlink_to", refuse)
 
 
+def root_of(short_tmp: Path, length: int) -> Path:
+    """A directory whose path has this length."""
+    root = short_tmp / ("x" * (length - len(str(short_tmp)) - 1))
+    root.mkdir()
+    return root
+
+
 @pytest.mark.usefixtures("no_links")
 def test_where_no_link_can_be_made_the_sockets_of_python_and_torch_fit_all_the_same(short_tmp: Path) -> None:
-    root = short_tmp / ("x" * (len(SCRATCH_MOUNT) - len(str(short_tmp)) - 1))
-    root.mkdir()
-    assert len(str(root)) == len(SCRATCH_MOUNT)
-    job = scratch.make_job(root)
+    job = scratch.make_job(root_of(short_tmp, len(SCRATCH_MOUNT)))
     assert job.short == job.path
     assert len(str(job.rank(999, 9999).tmp)) + len("/torch-shm-dir-XXXXXX/manager.sock") <= 107
 
 
 @pytest.mark.parametrize("length", [len(SCRATCH_MOUNT), 60, 200])
 def test_sockets_fit_below_a_root_of_any_length(short_tmp: Path, length: int) -> None:
-    root = short_tmp / ("x" * (length - len(str(short_tmp)) - 1))
-    root.mkdir()
-    job = scratch.make_job(root)
+    job = scratch.make_job(root_of(short_tmp, length))
     rank = scratch.make_rank(job, 0, 0)
-    assert longest_socket(job) <= 107
+    assert len(str(job.rank(999, 9999).tmp)) + len(RAYS) <= 107, "of the round and rank with the longest names"
     assert rank.tmp.resolve() == (job.path / "round-0" / "rank-0" / "tmp").resolve()
     if job.short != job.path:
         assert scratch.remove(job.short) is None
@@ -180,13 +171,10 @@ def test_a_root_that_this_user_may_not_write_is_named_with_the_way_out(unprivile
 
 
 def test_a_root_that_is_missing_or_a_file_is_named_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(
-        ScratchError, match=r"the scratch directory cannot be made \[path=.*/missing\] \(seen: ENOENT: No such file"
-    ):
-        scratch.make_job(tmp_path / "missing")
     (tmp_path / "file").touch()
-    with pytest.raises(ScratchError, match=r"seen: ENOTDIR: Not a directory"):
-        scratch.make_job(tmp_path / "file")
+    for name, seen in (("missing", "ENOENT: No such file"), ("file", "ENOTDIR: Not a directory")):
+        with pytest.raises(ScratchError, match=rf"directory cannot be made \[path=.*/{name}\] \(seen: {seen}"):
+            scratch.make_job(tmp_path / name)
 
 
 def test_a_job_directory_that_cannot_be_completed_leaves_nothing_behind(
@@ -222,25 +210,18 @@ def tree(root: Path) -> Path:
 
 @pytest.mark.parametrize("closed", [0o500, 0o400, 0o100, 0o000])
 def test_directories_without_permissions_are_removed_and_the_root_keeps_its_mode(
-    unprivileged: Path, closed: int
+    monkeypatch: pytest.MonkeyPatch, unprivileged: Path, closed: int
 ) -> None:
     job = tree(unprivileged)
     for directory in ("a/b/c", "a/b", "a", "d", "."):
         (job / directory).chmod(closed)
+    where = unprivileged / "closed"  # nor does it matter where the process is
+    where.mkdir()
+    monkeypatch.chdir(where)
+    where.chmod(0)
     assert scratch.remove(job) is None
-    assert list(unprivileged.iterdir()) == []
+    assert list(unprivileged.iterdir()) == [where]
     assert mode(unprivileged) == 0o755, "the root is not ours to open or close"
-
-
-def test_nor_does_it_matter_where_the_process_is(monkeypatch: pytest.MonkeyPatch, unprivileged: Path) -> None:
-    job = tree(unprivileged)
-    (job / "a").chmod(0o500)
-    closed = unprivileged / "closed"
-    closed.mkdir()
-    monkeypatch.chdir(closed)
-    closed.chmod(0)
-    assert scratch.remove(job) is None
-    assert not job.exists()
 
 
 def test_links_out_of_scratch_are_removed_without_following_them(unprivileged: Path) -> None:
@@ -303,13 +284,11 @@ def test_usage_is_measured_for_each_rank_of_one_round(tmp_path: Path) -> None:
     assert measured.free > 0
 
 
-USAGE = Usage(path=Path("/s/job"), by_rank=((0, 512), (1, 3 * 2**30)), free=5 * 2**20)
-
-
 def test_usage_in_words_names_who_filled_it_first() -> None:
-    assert USAGE.largest() == 1
-    assert str(USAGE) == ("3.0 GiB in /s/job (rank 1: 3.0 GiB, rank 0: 512 B); 5.0 MiB free on its file system")
-    with_earlier = str(replace(USAGE, earlier=2**30))
+    usage = Usage(path=Path("/s/job"), by_rank=((0, 512), (1, 3 * 2**30)), free=5 * 2**20)
+    assert usage.largest() == 1
+    assert str(usage) == "3.0 GiB in /s/job (rank 1: 3.0 GiB, rank 0: 512 B); 5.0 MiB free on its file system"
+    with_earlier = str(replace(usage, earlier=2**30))
     assert with_earlier.startswith("4.0 GiB in /s/job (rank 1: 3.0 GiB, rank 0: 512 B, earlier rounds: 1.0 GiB);")
 
 
@@ -319,19 +298,7 @@ def test_sizes_are_written_for_people() -> None:
     assert [human(size) for size in sizes] == texts
 
 
-def test_earlier_rounds_make_room_for_the_next(tmp_path):
-    job = scratch.make_job(tmp_path)
-    for round_ in (0, 1, 10):
-        made = scratch.make_rank(job, round_, 0)
-        (made.tmp / "file").write_text("text")
-    scratch.remove_rounds_before(job, 10)
-    assert sorted(path.name for path in job.path.iterdir()) == [
-        "10-0",
-        *("cache", "inputs", "logs", "node", "orders", "round-10"),
-    ]
-
-
-def test_what_ranks_share_counts_once_and_stays_for_the_next_round(tmp_path):
+def test_what_ranks_share_counts_once_and_stays_for_the_next_round_and_the_last_one_does_not(tmp_path):
     job = scratch.make_job(tmp_path)
     (job.inputs / "model").write_bytes(os.urandom(1 << 20))
     (job.node / "mine").write_bytes(os.urandom(1 << 18))
@@ -342,9 +309,15 @@ def test_what_ranks_share_counts_once_and_stays_for_the_next_round(tmp_path):
     assert before >= (1 << 20) + (1 << 18)
     assert abs(found.total - before) < 1 << 10
     assert "node_dir and inputs: " in str(found)
-    scratch.remove_rounds_before(job, 1)
+    for round_ in (1, 10):
+        (scratch.make_rank(job, round_, 0).tmp / "file").write_text("text")
+    scratch.remove_rounds_before(job, 10)
     assert (job.inputs / "model").exists()
     assert (job.node / "mine").exists()
+    assert sorted(path.name for path in job.path.iterdir()) == [
+        "10-0",
+        *("cache", "inputs", "logs", "node", "orders", "round-10"),
+    ]
 
 
 def test_compile_caches_are_the_ranks_in_every_round_and_count_as_its_own(tmp_path):
