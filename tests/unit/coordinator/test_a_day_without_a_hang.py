@@ -23,7 +23,7 @@ from flytekitplugins_safedist.hangs.waits import CALL, Ages, Steps, Wait
 TIMEOUT, CEILING = 1800.0, 7200.0
 TICK, PICTURE = 2.0, 2.0
 """Seconds between two looks of the simulation, and for a node to look at its ranks."""
-DAY, NIGHT = 24 * 3600.0, 8 * 3600.0
+HALF, NIGHT = 7 * 3600.0, 8 * 3600.0
 EPOCH = 9000.0
 WORKS: dict[str, Any] = {"cpu": 1.0}
 THREADS = ((Frame("/app/train.py", 7, "train"),),)
@@ -208,11 +208,11 @@ def test_nothing_is_done_about_a_day_without_a_hang_and_then_one_is_found(
     seed: int, floor: float | None, tells: str
 ) -> None:
     job = Watched(seed, Hangs(floor=floor, ceiling=CEILING), tells)
-    job.until(DAY / 2)
+    job.until(HALF)
     while not 100 < job.step.ends - job.now < 120:  # in an evaluation, or a save: the others have waited for long
         job.until(job.now + TICK)
     job.stand_still(NIGHT)
-    job.until(job.now + DAY / 2)
+    job.until(job.now + HALF)
     assert bool(job.found) == (floor is not None or tells == "epochs"), "what takes long is told of"
     assert job.acted_on == []
     job.sleeper = 2

@@ -365,20 +365,6 @@ def test_pauses_between_looks_for_node_0_grow_when_it_takes_minutes() -> None:
     assert 1.4 < link_module.pause_after(600.0) < 2.6
 
 
-LIMITS = """
-import resource
-from flytekitplugins_safedist.coordinator.server import allow_open_files
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
-allow_open_files(300)
-print(*resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
-
-
-def test_as_many_files_may_be_open_as_the_container_allows() -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["4096", "4096"]
-
-
 def test_a_link_finds_the_leader_that_takes_the_place_of_the_one_before() -> None:
     reserved = ReservedPort()
     first = Node0(port=reserved.port)
@@ -483,22 +469,24 @@ def test_who_cannot_listen_leaves_no_sign_for_it_never_led(node_0, monkeypatch) 
 
 
 STOPPED_SERVER = """
-import os, queue, signal
+import os, queue, resource, signal
 from flytekitplugins_safedist.coordinator.rules import Rules
-from flytekitplugins_safedist.coordinator.server import Server
-from flytekitplugins_safedist.coordinator.sign import Sign
+from flytekitplugins_safedist.coordinator.server import Server, allow_open_files
 from flytekitplugins_safedist.topology import Endpoint
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+allow_open_files(300)
 server = Server(Rules("job", 2, 2), "0a", queue.SimpleQueue())
-print(server.listen(Endpoint("127.0.0.1", 0)), flush=True)
+print(server.listen(Endpoint("127.0.0.1", 0)), *resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
-def test_hundreds_of_nodes_connect_while_the_server_has_accepted_none_yet() -> None:
+def test_hundreds_of_nodes_connect_while_the_server_has_accepted_none_yet_with_as_many_files_as_may_be_open() -> None:
     somaxconn = int(Path("/proc/sys/net/core/somaxconn").read_text())
     with subprocess.Popen([sys.executable, "-c", STOPPED_SERVER], stdout=subprocess.PIPE) as node_0:
         try:
-            port = int(node_0.stdout.readline())
+            port, *limits = map(int, node_0.stdout.readline().split())
+            assert limits == [4096, 4096]
             os.waitid(os.P_PID, node_0.pid, os.WSTOPPED)
             with ExitStack() as connections:
                 for _ in range(min(400, somaxconn)):
