@@ -178,27 +178,27 @@ def test_a_node_of_another_version_gives_up_and_one_that_there_is_no_place_for_l
         each.link.close()
 
 
+OF_ANOTHER = status(process="0a", leaving="told to stop").dump()
+
+
 @pytest.mark.parametrize(
-    ("call", "why"),
+    ("frame", "why"),
     [
-        (frames.call({"op": "add", "key": "came"}), "not a call: KeyError: 'id'"),
-        (b"[1]\n", "the head of a call is no object: b'[1]'"),
+        (wire.frame(wire.CALL, frames.call({"op": "add", "key": "came"})), "not a call: KeyError: 'id'"),
+        (wire.frame(wire.CALL, b"[1]\n"), "the head of a call is no object: b'[1]'"),
+        (wire.frame(wire.STATUS, OF_ANOTHER), "the status of '0a' on the connection of '1a'"),
     ],
+    ids=["no id", "no object", "for another process"],
 )
-def test_what_is_no_call_loses_its_connection_and_is_named(node_0, node_1, caplog, call, why) -> None:
+def test_what_is_no_call_or_no_word_of_ones_own_loses_its_connection_and_is_named(
+    node_0, node_1, caplog, frame, why
+) -> None:
     with caplog.at_level(logging.WARNING):
-        node_1.link.put(wire.frame(wire.CALL, call))
+        node_1.link.put(frame)
         heard(node_1.inbox, LinkLost)
         node_1.link.begin(node_1.status)
-        heard(node_1.inbox, Want)
+        assert heard(node_1.inbox, Want).runs, "node 0 has not left"
     assert why in caplog.text
-
-
-def test_nobody_speaks_for_another_process(node_0, node_1) -> None:
-    node_1.link.put(wire.frame(wire.STATUS, status(process="0a", leaving="told to stop").dump()))
-    heard(node_1.inbox, LinkLost)
-    node_1.link.begin(node_1.status)
-    assert heard(node_1.inbox, Want).runs, "node 0 has not left"
 
 
 def test_connections_that_say_nothing_keep_nobody_from_the_job(node_0) -> None:
@@ -224,8 +224,13 @@ def test_at_the_end_who_has_not_come_is_waited_for_and_who_has_until_it_leaves(n
     assert gone.wait(30)
 
 
-def test_a_reset_connection_comes_back_and_ends_no_round(node_0, node_1) -> None:
-    node_1.reset()
+def test_a_reset_connection_comes_back_and_ends_no_round_when_its_node_knows_what_to_say(node_0, node_1) -> None:
+    """What it says on a new connection has all that it knows of the job: the one before may have taken it along."""
+    node_1.cut()
+    heard(node_1.inbox, LinkLost)
+    with pytest.raises(queue.Empty):
+        node_1.inbox.get(timeout=0.5)
+    node_1.link.begin(node_1.status)
     want = heard(node_1.inbox, Want)
     assert want.runs
     assert want.course.books.outcomes == ()
@@ -240,16 +245,6 @@ def test_a_reset_connection_comes_back_though_dns_does_not_answer(node_1, monkey
     heard(node_1.inbox, Want)
     assert not answers.is_set()
     answers.set()
-
-
-def test_who_was_lost_looks_for_nobody_before_it_knows_what_to_say(node_0, node_1) -> None:
-    """What it says on a new connection has all that it knows of the job: the one before may have taken it along."""
-    node_1.cut()
-    heard(node_1.inbox, LinkLost)
-    with pytest.raises(queue.Empty):
-        node_1.inbox.get(timeout=0.5)
-    node_1.link.begin(node_1.status)
-    heard(node_1.inbox, Want)
 
 
 @pytest.fixture
