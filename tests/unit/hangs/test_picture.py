@@ -61,19 +61,14 @@ def test_where_a_process_crashed_is_the_users_own_line(tmp_path: Path) -> None:
     assert stacks.crashed_at(f"Fatal Python error: Aborted\n\n{DUMP}") == "a file.py:33 in step"
 
 
-def test_the_main_thread_comes_first_and_ends_where_the_users_code_begins() -> None:
-    main, other = stacks.parse(DUMP)
+def test_the_main_thread_comes_first_and_ends_where_the_users_code_begins_in_the_later_of_two_answers() -> None:
+    main, other = stacks.parse(DUMP.replace("line 33", "line 34") + "\n" + DUMP)
     assert Snapshot(0, Process(7, "S"), (main,)).where == "in all_reduce, called at a file.py:33 in step"
     assert Snapshot(0, Process(7, "S"), (other,)).where == "at selectors.py:415 in select"
     assert str(main[0]) == f'  File "{TORCH}distributed_c10d.py", line 2501 in all_reduce'
+    assert main[-1].short == "a file.py:33 in step"
     assert other == (Frame("/usr/lib/python3.11/selectors.py", 415, "select"),)
     assert stacks.parse("a rank's own last words\n") == ()
-
-
-def test_of_two_answers_in_a_row_it_is_the_later_one() -> None:
-    main, other = stacks.parse(DUMP.replace("line 33", "line 34") + "\n" + DUMP)
-    assert [frame.short for frame in main][-1] == "a file.py:33 in step"
-    assert len(other) == 1
 
 
 def test_the_main_thread_is_not_taken_for_another_where_there_are_too_many() -> None:
@@ -254,15 +249,6 @@ def test_connections_are_told_with_what_the_other_end_has_not_taken(loopback: st
     assert not [each for each in here().peers if each.startswith(shown)]
 
 
-def test_what_comes_and_goes_over_a_connection_is_counted() -> None:
-    with connection("127.0.0.1") as (_shown, sock, other):
-        before = here().received
-        sock.sendall(bytes(100_000))
-        other.recv(100_000, socket.MSG_WAITALL)
-        grown = [count - before.get(each, 0) for each, count in here().received.items()]
-    assert sum(count >= 100_000 for count in grown) == 2, "at both ends"
-
-
 def read_from_disks() -> tuple[int, int]:
     """By this process, in bytes, as the kernel has it; and how often it has waited for a page."""
     [read] = re.findall(r"^read_bytes: (\d+)$", Path("/proc/self/io").read_text(), re.MULTILINE)
@@ -292,12 +278,14 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as sock:
 """
 
 
-def test_what_comes_to_a_process_that_was_started_counts_as_well() -> None:
+def test_what_comes_over_connections_of_a_process_and_of_what_it_has_started_is_counted() -> None:
     """To a DataLoader's worker, say, from a store that is spoken to in plain text."""
-    with socket.socket() as listener:
+    with connection("127.0.0.1") as (_shown, sock, own), socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         before, command = here(), [sys.executable, "-c", RECEIVES, str(listener.getsockname()[1])]
+        sock.sendall(bytes(100_000))
+        own.recv(100_000, socket.MSG_WAITALL)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
             with listener.accept()[0] as other:
                 other.sendall(bytes(100_000))
@@ -305,8 +293,9 @@ def test_what_comes_to_a_process_that_was_started_counts_as_well() -> None:
                 assert child.stdout.readline() == "ready\n"
                 now = here()
             child.communicate()
-    new = [count for each, count in now.received.items() if each not in before.received]
-    assert sum(count >= 100_000 for count in new) == 2, "at both ends"
+    grown = {each for each, count in now.received.items() if count - before.received.get(each, 0) >= 100_000}
+    assert len(grown & before.received.keys()) == 2, "at both ends"
+    assert len(grown - before.received.keys()) == 2, "of the child's, too"
     assert len(now.peers) == len(before.peers) + 1, "whom the process itself is connected to"
 
 
@@ -378,16 +367,14 @@ def test_processes_are_told_apart_by_what_they_do(tmp_path: Path, monkeypatch: p
     assert processes.look([running[0].pid]) == {running[0].pid: Process(running[0].pid)}
 
 
-def test_of_two_in_one_place_the_least_and_the_most_work_are_told() -> None:
-    two = [Snapshot(rank, Process(rank, "S"), stacks.parse(DUMP), cpu=0.2 + rank / 2) for rank in (0, 1)]
-    assert "    CPU: 0.20 core(s) to 0.70 core(s)\n" in picture.text(two)
-    assert "    CPU: 0.20 core(s)\n" in picture.text(two[:1])
-    assert "    in step 7\n" in picture.text([replace(each, steps=Steps(step=7)) for each in two])
-
-
-def test_of_a_very_large_job_the_picture_stays_one_that_is_read() -> None:
-    text = picture.text([Snapshot(rank, Process(10_000 + rank, "S"), stacks.parse(DUMP)) for rank in range(4096)])
+def test_of_those_in_one_place_the_least_and_the_most_work_are_told_and_of_a_very_large_job_what_is_read() -> None:
+    many = [Snapshot(rank, Process(10_000 + rank, "S"), stacks.parse(DUMP), cpu=0.2) for rank in range(4096)]
+    many[1] = replace(many[1], cpu=0.7)
+    text = picture.text(many)
     assert text.startswith("ranks 0-4095 (4096 of 4096) stand in all_reduce")
     assert "process 10000, 10001, " in text
     assert " and 4080 more" in text
     assert max(map(len, text.splitlines())) < 200
+    assert "    CPU: 0.20 core(s) to 0.70 core(s)\n" in text
+    assert "    CPU: 0.20 core(s)\n" in picture.text(many[:1])
+    assert "    in step 7\n" in picture.text([replace(each, steps=Steps(step=7)) for each in many[:2]])
