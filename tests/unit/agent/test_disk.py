@@ -26,42 +26,36 @@ USAGE = Usage(path=Path("/s/job"), by_rank=((0, 512), (1, 3 * GI)), free=5 * MI)
 POD = {"SAFEDIST_EPHEMERAL_STORAGE": str(20 * GI), "SAFEDIST_SCRATCH_ROOT": SCRATCH_MOUNT}
 
 
-def limit(environment: dict[str, str], **scratch: Any) -> DiskLimit | None:
-    return limit_of(planned(SafeTorch(scratch=Scratch(**scratch))), environment)
-
-
-def test_the_users_own_limit_counts_whatever_the_pod_has():
-    found = limit(POD, size_limit="2Gi")
-    assert found == DiskLimit(2 * GI, "by Scratch(size_limit=...)")
-    assert str(found) == "2.0 GiB by Scratch(size_limit=...)"
-
-
-@pytest.mark.parametrize(("pods", "ranks"), [(20 * GI, 18 * GI), (GI, GI - 128 * MI), (200 * MI, 100 * MI)])
-def test_else_the_pods_own_less_what_the_rest_of_it_needs(pods, ranks):
-    found = limit({**POD, "SAFEDIST_EPHEMERAL_STORAGE": str(pods)})
-    assert found is not None
-    assert found.size == ranks
-    assert "by the pod's ephemeral storage of " in str(found)
+def storage(size: int | str) -> dict[str, str]:
+    return {**POD, "SAFEDIST_EPHEMERAL_STORAGE": str(size)}
 
 
 @pytest.mark.parametrize(
-    ("environment", "scratch"),
+    ("environment", "scratch", "size", "why"),
     [
-        ({}, {"volume": None}),
-        ({**POD, "SAFEDIST_EPHEMERAL_STORAGE": "0"}, {}),
-        ({**POD, "SAFEDIST_EPHEMERAL_STORAGE": ""}, {}),
-        (POD, {"claim": "team"}),
-        (POD, {"volume": "memory"}),
-        ({**POD, "SAFEDIST_SCRATCH_ROOT": "/mnt/big"}, {}),
-        (POD, {"path": "/mnt/big"}),
+        (POD, {"size_limit": "2Gi"}, 2 * GI, "2.0 GiB by Scratch(size_limit=...)"),
+        # Else the pod's own, less what the rest of it needs.
+        (storage(20 * GI), {}, 18 * GI, "by the pod's ephemeral storage of "),
+        (storage(GI), {}, GI - 128 * MI, "by the pod's ephemeral storage of "),
+        (storage(200 * MI), {}, 100 * MI, "by the pod's ephemeral storage of "),
+        # Without a volume scratch is in the container, which Kubernetes counts.
+        ({"SAFEDIST_EPHEMERAL_STORAGE": str(20 * GI)}, {"volume": None}, 18 * GI, "by the pod's"),
+        # None where it is not on what Kubernetes counts, or nothing is said.
+        ({}, {"volume": None}, None, ""),
+        (storage("0"), {}, None, ""),
+        (storage(""), {}, None, ""),
+        (POD, {"claim": "team"}, None, ""),
+        (POD, {"volume": "memory"}, None, ""),
+        ({**POD, "SAFEDIST_SCRATCH_ROOT": "/mnt/big"}, {}, None, ""),
+        (POD, {"path": "/mnt/big"}, None, ""),
     ],
 )
-def test_none_where_scratch_is_not_on_what_kubernetes_counts_or_nothing_is_said(environment, scratch):
-    assert limit(environment, **scratch) is None
-
-
-def test_without_a_volume_scratch_is_in_the_container_which_kubernetes_counts():
-    assert limit({"SAFEDIST_EPHEMERAL_STORAGE": str(20 * GI)}, volume=None) is not None
+def test_the_users_own_limit_counts_else_the_pods_where_scratch_is_on_what_that_counts(
+    environment: dict[str, str], scratch: dict[str, Any], size: int | None, why: str
+) -> None:
+    found = limit_of(planned(SafeTorch(scratch=Scratch(**scratch))), environment)
+    assert (found and found.size) == size
+    assert why in str(found)
 
 
 def test_a_limit_is_an_error_only_once_it_is_exceeded() -> None:

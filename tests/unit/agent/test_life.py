@@ -40,11 +40,16 @@ def of_pod(volume: Path) -> dict[str, str]:
     return dict(zip(NAMES.values(), (str(volume), "{}", "f1", "0"), strict=True))
 
 
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    path = tmp_path / "volume"
+    path.mkdir()
+    return path
+
+
 @pytest.mark.parametrize("missing", ["pod", *NAMES])
-def test_no_sign_is_left_where_it_is_no_pod_of_a_job_with_a_volume(tmp_path, missing):
+def test_no_sign_is_left_where_it_is_no_pod_of_a_job_with_a_volume(tmp_path, volume, missing):
     root = shown(tmp_path, OTHERS if missing == "pod" else KUBELETS)
-    volume = tmp_path / "volume"
-    volume.mkdir()
     environment = of_pod(volume)
     environment.pop(NAMES.get(missing, ""), None)
     life.begin(environment, root)
@@ -53,9 +58,8 @@ def test_no_sign_is_left_where_it_is_no_pod_of_a_job_with_a_volume(tmp_path, mis
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", json.dumps({"attempt": "f-0", "starts": "x"})])
-def test_a_sign_that_cannot_be_read_is_none(tmp_path, damage):
-    root, volume = shown(tmp_path, KUBELETS), tmp_path / "volume"
-    volume.mkdir()
+def test_a_sign_that_cannot_be_read_is_none(tmp_path, volume, damage):
+    root = shown(tmp_path, KUBELETS)
     (volume / f".safedist-{UID}").write_text(damage)
     life.begin(of_pod(volume), root)
     assert life.BEFORE.value is None
@@ -63,9 +67,8 @@ def test_a_sign_that_cannot_be_read_is_none(tmp_path, damage):
     assert list(volume.iterdir()) == []
 
 
-def test_starts_are_counted_and_an_orderly_end_is_told_with_its_status(tmp_path, caplog):
-    root, volume = shown(tmp_path, KUBELETS), tmp_path / "volume"
-    volume.mkdir()
+def test_starts_are_counted_and_an_orderly_end_is_told_with_its_status(tmp_path, volume, caplog):
+    root = shown(tmp_path, KUBELETS)
     environment = of_pod(volume)
     for _ in range(3):
         life.begin(environment, root)
@@ -78,9 +81,7 @@ def test_starts_are_counted_and_an_orderly_end_is_told_with_its_status(tmp_path,
 
 
 @pytest.mark.parametrize("other", ["pod", "attempt"])
-def test_a_sign_of_another_pod_or_attempt_tells_nothing(tmp_path, other):
-    volume = tmp_path / "volume"
-    volume.mkdir()
+def test_a_sign_of_another_pod_or_attempt_tells_nothing(tmp_path, volume, other):
     roots = [shown(tmp_path / uid, KUBELETS.replace(UID, uid)) for uid in (UID, UID.replace("5", "6"))]
     life.begin(of_pod(volume), roots[0])
     life.end(137)
@@ -98,10 +99,8 @@ def test_memory_that_was_not_full_is_told_and_blamed_for_nothing():
     )
 
 
-def test_a_volume_that_does_not_answer_keeps_no_process(tmp_path, monkeypatch):
+def test_a_volume_that_does_not_answer_keeps_no_process(tmp_path, volume, monkeypatch):
     monkeypatch.setattr(life, "END_SECONDS", 0.01)
-    volume = tmp_path / "volume"
-    volume.mkdir()
     life.begin(of_pod(volume), shown(tmp_path, KUBELETS))
     [sign] = volume.iterdir()
     draft = sign.with_suffix(".new")

@@ -60,16 +60,6 @@ class Machine:
         self.write(f"{place}/memory.events", f"low 0\nhigh 0\nmax 7\noom 3\noom_kill {kills}\noom_group_kill 0")
 
 
-@pytest.mark.parametrize("as_one", ["1", "0"])
-def test_whether_one_kill_ends_the_whole_container_is_known(tmp_path: Path, as_one: str) -> None:
-    machine = Machine(tmp_path, groups="0::/")
-    machine.v2("", limit=str(1024 * MIB), usage=900 * MIB, cached=399 * MIB)
-    machine.write("sys/fs/cgroup/memory.oom.group", as_one)
-    found = cgroup(tmp_path)
-    assert found is not None
-    assert found.as_one == (as_one == "1")
-
-
 def test_a_pod_under_version_1_whose_mount_begins_at_its_own_group(tmp_path: Path) -> None:
     pod = "/kubepods/burstable/pod1/c1"
     groups = f"9:name=systemd:{pod}\n4:cpuset,memory:{pod}\n0::/"
@@ -79,11 +69,13 @@ def test_a_pod_under_version_1_whose_mount_begins_at_its_own_group(tmp_path: Pat
     assert cgroup(tmp_path) == Cgroup(1024 * MIB, 500 * MIB, 2, machine.at("/memory"), 1000 * MIB)
 
 
-def test_a_pod_under_version_2_in_a_namespace_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("as_one", [True, False])
+def test_a_pod_under_version_2_in_a_namespace_of_its_own(tmp_path: Path, as_one: bool) -> None:
     machine = Machine(tmp_path, groups="0::/")
     machine.v2("", limit=str(1024 * MIB), usage=900 * MIB, cached=399 * MIB, kills=2)
     machine.write("sys/fs/cgroup/memory.peak", str(1000 * MIB))
-    assert cgroup(tmp_path) == Cgroup(1024 * MIB, 500 * MIB, 2, machine.at(""), 1000 * MIB)
+    machine.write("sys/fs/cgroup/memory.oom.group", f"{as_one:d}")  # one kill ends the whole container
+    assert cgroup(tmp_path) == Cgroup(1024 * MIB, 500 * MIB, 2, machine.at(""), 1000 * MIB, as_one=as_one)
 
 
 def test_version_1_counts_where_the_machine_mounts_both(tmp_path: Path) -> None:

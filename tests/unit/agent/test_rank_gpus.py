@@ -76,14 +76,6 @@ def test_a_failure_is_named_by_the_fault_that_it_comes_with(gpus, failure: RankO
     assert (named.gpu is not None) == is_named
 
 
-@pytest.mark.parametrize(("seconds", "is_named"), [(-2, True), (9, True), (11, False)])
-def test_within_some_seconds(gpus, seconds: int, is_named: bool) -> None:
-    """The fault may be seen after the failure: the driver is asked again."""
-    made, watch, seen = gpus
-    assert (made.named(failed(1, seen + seconds * SECOND, of=CUDAS)).gpu is not None) == is_named
-    assert watch.looks == 1
-
-
 def test_the_driver_is_asked_once_for_all_ranks_that_fail_together(gpus, monkeypatch) -> None:
     monkeypatch.setattr("flytekitplugins_safedist.agent.rank_gpus._FRESH_SECONDS", 3600.0)
     made, watch, seen = gpus
@@ -93,23 +85,28 @@ def test_the_driver_is_asked_once_for_all_ranks_that_fail_together(gpus, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("xid", "index", "seconds", "is_named"),
+    ("xid", "index", "at", "later", "is_named"),
     [
-        (43, 1, -65, False),
-        (48, 1, -65, False),
-        (79, 1, -65, True),
-        (43, 1, 0, True),
-        (43, 0, 0, False),
-        (74, -1, 0, True),
+        (48, 1, 0, -2, True),
+        (48, 1, 0, 9, True),
+        (48, 1, 0, 11, False),
+        (43, 1, -65, 7, False),
+        (48, 1, -65, 7, False),
+        (79, 1, -65, 7, True),
+        (43, 1, 0, 7, True),
+        (43, 0, 0, 7, False),
+        (74, -1, 0, 7, True),
     ],
 )
-def test_only_a_gpu_of_the_rank_and_of_the_round_is_a_cause_or_one_that_is_lost(
-    gpus, xid: int, index: int, seconds: int, is_named: bool
+def test_within_some_seconds_only_a_gpu_of_the_rank_and_of_the_round_is_a_cause_or_one_that_is_lost(
+    gpus, xid: int, index: int, at: int, later: int, is_named: bool
 ) -> None:
-    """The round has begun a minute before. Of a fault with no index nobody knows the GPU."""
+    """The round has begun a minute before. The fault may be seen after the failure: the driver is asked again. Of one
+    with no index nobody knows the GPU."""
     made, watch, seen = gpus
-    watch.reported = (fault_of(xid, GpuUse(index, ""), seen + seconds * SECOND),)
-    assert (made.named(failed(1, seen + (seconds + 7) * SECOND, of=CUDAS)).gpu is not None) == is_named
+    watch.reported = (fault_of(xid, GpuUse(index, ""), seen + at * SECOND),)
+    assert (made.named(failed(1, seen + (at + later) * SECOND, of=CUDAS)).gpu is not None) == is_named
+    assert watch.looks == 1
 
 
 def test_what_has_timed_out_may_have_waited_for_a_fault_of_any_time_of_the_round(gpus) -> None:
