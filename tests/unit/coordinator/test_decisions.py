@@ -121,17 +121,6 @@ def test_a_range_goes_on_when_those_who_are_left_are_back_and_it_has_looked_who_
     assert job.members == set("abc")
 
 
-def test_who_comes_to_a_range_that_has_room_begins_a_round_with_it_and_that_costs_nothing():
-    job = begun(RANGE, "ab")
-    job.come("c")
-    job.follow("a", "c")
-    assert job.it.course.runs, "whether b's ranks would save is not known yet"
-    job.follow()
-    assert job.members == set("abc")
-    assert job.it.books.outcomes[-1].free == "a node joins"
-    assert job.costs == (0, 0)
-
-
 def test_what_fails_as_the_round_ends_for_a_node_that_joins_costs_nothing():
     job = begun(RANGE, "ab", listens=True)
     job.come("c")
@@ -145,23 +134,19 @@ def test_what_fails_as_the_round_ends_for_a_node_that_joins_costs_nothing():
 
 
 def test_all_save_before_a_node_joins_and_it_waits_for_that_but_not_for_ever():
-    for waits in (False, True):
-        job = begun(RANGE, "ab", listens=True)
-        job.come("c")
-        job.follow("c")
-        assert job.wants["b"].course.save == Save(1, is_urgent=False, is_forced=True)
-        job.say(*"ab", floor=Floor(1, 4))
-        assert job.wants["b"].course.save == Save(1, is_urgent=False, step=4, is_forced=True)
-        job.say("a", saved=1)
-        job.wait(RANGE.rendezvous - STEP)
-        assert job.it.course.runs
-        if waits:
-            job.wait(STEP)
-        else:
-            job.say("b", saved=1)
-        job.follow()
-        assert job.members == set("abc")
-        assert job.costs == (0, 0)
+    job = begun(RANGE, "ab", listens=True)
+    job.come("c")
+    job.follow("c")
+    assert job.wants["b"].course.save == Save(1, is_urgent=False, is_forced=True)
+    job.say(*"ab", floor=Floor(1, 4))
+    assert job.wants["b"].course.save == Save(1, is_urgent=False, step=4, is_forced=True)
+    job.say("a", saved=1)
+    job.wait(RANGE.rendezvous - STEP)
+    assert job.it.course.runs
+    job.wait(STEP)
+    job.follow()
+    assert job.members == set("abc")
+    assert job.costs == (0, 0)
 
 
 def test_a_node_that_comes_after_one_that_has_left_again_has_a_save_of_its_own():
@@ -225,13 +210,17 @@ def test_who_comes_to_a_range_that_has_no_place_now_waits(why):
     assert not job.wants["x"].runs
 
 
-def test_a_range_stops_for_joining_nodes_only_so_often():
+def test_a_range_with_room_stops_for_who_comes_which_costs_nothing_and_only_so_often():
     job = begun(RANGE, "ab")
     joins = [Outcome(Round(Leader(0, "z"), number), free="a node joins") for number in range(RANGE.most_free)]
     job.say("b", books=Books(outcomes=tuple(joins[1:])))
     job.come("c")
+    job.follow("a", "c")
+    assert job.it.course.runs, "whether b's ranks would save is not known yet"
     job.follow()
     assert job.members == set("abc")
+    assert job.it.books.outcomes[-1].free == "a node joins"
+    assert job.costs == (0, 0)
     job = begun(RANGE, "ab")
     job.say("b", books=Books(outcomes=tuple(joins)))
     job.come("c")
@@ -240,15 +229,6 @@ def test_a_range_stops_for_joining_nodes_only_so_often():
 
 
 # --- who is there -----------------------------------------------------------------------------------------------------
-def test_a_connection_that_comes_back_in_time_costs_nothing_and_ends_no_round():
-    job = begun()
-    job.lose("b")
-    job.wait(FIXED.grace - STEP)
-    job.come_back("b")
-    job.wait(10)
-    assert job.wants["a"].course.runs
-
-
 @pytest.mark.parametrize("is_silent", [True, False])
 def test_a_node_is_lost_that_does_not_come_back_or_says_nothing(is_silent):
     job = begun()
@@ -779,15 +759,11 @@ def test_a_node_0_that_stood_still_before_it_led_leaves_the_job_to_who_has_led_i
     job.pause(FIXED.grace + 1)
     job.lead()
     assert not job.it.is_retired, "nobody has led it"
-
-
-def test_a_node_0_that_was_long_in_coming_has_not_stood_still():
-    before = begun()
-    job = Job(FIXED, "a2", before.sign, leads=False)
+    job = Job(FIXED, "a0", newer.sign, leads=False)
     job.now += 60.0
-    job.come("a2", node=0)
+    job.come("a0", node=0)
     job.lead()
-    assert not job.it.is_retired, "it replaces the one before"
+    assert not job.it.is_retired, "it was long in coming, and replaces the one before"
 
 
 def test_a_leader_that_cannot_read_the_store_for_too_long_leaves_undecided():
@@ -983,16 +959,18 @@ def test_who_is_lost_or_has_returned_holds_up_no_picture_of_the_others():
     assert job.it.gone == [2, 3]
 
 
-def test_of_a_node_whose_connection_is_lost_for_now_nobody_knows_whether_all_wait_for_it():
+def test_a_connection_that_comes_back_in_time_ends_no_round_and_until_then_nobody_knows_whether_all_wait():
     job = begun()
     job.lose("b")
     job.say("a", stall=30.0)
-    job.wait(STEP)
+    job.wait(FIXED.grace - STEP)
     job.say(*"ac", looked=1)
     assert job.it.look_to_judge() == 0
-    job.linked.add("b")
+    job.come_back("b")
     job.say("b", looked=1)
     assert job.it.look_to_judge() == 1
+    job.wait(10)
+    assert job.wants["a"].course.runs
 
 
 def test_a_node_that_is_gone_with_its_memory_full_is_told_so_at_its_first_loss():

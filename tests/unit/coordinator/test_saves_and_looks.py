@@ -194,7 +194,8 @@ class Looks:
         return times
 
 
-def test_a_hang_is_what_two_pictures_show_some_seconds_apart():
+@pytest.mark.parametrize("second", [hang(2), None, hang(2, "rank 0")], ids=["the same", "none", "another"])
+def test_a_hang_is_what_two_pictures_show_some_seconds_apart(second):
     looks = Looks()
     assert looks.take() == 1
     looks.it.on_hang(hang(1), looks.now)
@@ -202,20 +203,10 @@ def test_a_hang_is_what_two_pictures_show_some_seconds_apart():
     assert not looks.it.is_due(looks.now + CONFIRM_SECONDS - 1)
     looks.now += CONFIRM_SECONDS
     assert looks.take() == 2
-    looks.it.on_hang(hang(2), looks.now)
-    assert looks.it.hang == hang(2)
-    assert not looks.it.is_due(looks.now + 20), "where nothing is done about it, it is not told again so soon"
-
-
-@pytest.mark.parametrize("second", [None, hang(2, "rank 0")])
-def test_two_pictures_that_differ_show_nothing(second):
-    looks = Looks()
-    looks.take()
-    looks.it.on_hang(hang(1), looks.now)
-    looks.now += CONFIRM_SECONDS
-    looks.take()
     looks.it.on_hang(second, looks.now)
-    assert looks.it.hang is None
+    assert looks.it.hang == (second if second == hang(2) else None)
+    is_due = looks.it.is_due(looks.now + 20)
+    assert is_due == (second == hang(2, "rank 0")), "where nothing is done about it, it is not told again so soon"
 
 
 def test_a_picture_that_is_not_complete_in_time_shows_nothing_and_another_is_taken():

@@ -58,19 +58,6 @@ def test_a_term_is_above_whatever_nodes_have_obeyed():
     assert store.lead.term == 8
 
 
-def test_a_look_that_was_begun_before_the_doubt_says_nothing_and_writes_nothing():
-    store = Store()
-    store.look()
-    store.look()
-    since = store.now
-    store.now += 10
-    store.lead.doubt(store.now)
-    store.sign = None
-    store.look(since)
-    assert store.lead.in_doubt
-    assert store.sign is None
-
-
 def test_each_look_renews_the_sign_once():
     store = Store()
     store.look()
