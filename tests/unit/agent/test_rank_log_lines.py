@@ -86,7 +86,7 @@ def test_lines_have_their_rank_and_are_whole_and_passed_on_while_it_runs(tmp_pat
 def test_however_much_a_rank_prints_little_of_it_is_in_memory_at_a_time(tmp_path: Path) -> None:
     log = tmp_path / "0"
     line = b"x" * 99 + b"\n"
-    append(log, line * 80_000)
+    append(log, line * 40_000)
     shown = 0
 
     def count(block: str) -> None:
@@ -101,7 +101,7 @@ def test_however_much_a_rank_prints_little_of_it_is_in_memory_at_a_time(tmp_path
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert shown == 80_000 * len(line)
+    assert shown == 40_000 * len(line)
     assert peak < shown / 2
 
 

@@ -160,9 +160,6 @@ def test_what_a_rank_waits_in_on_a_gpu_is_known_and_who_has_not_come(name: str) 
     assert (wait.source, wait.members, wait.timeout) == ("nccl", "0,1", 120.0)
     assert 1.5 < SAID[name]["0"]["now_ns"] / 1e9 - wait.since < 3, "seconds, since it was enqueued"
     assert (other.waits, other.begun[wait.key]) == ({}, wait.number - 1)
-
-
-def test_ranks_that_call_different_operations_of_nccl_are_told_apart() -> None:
     calls = [nccl("other operations", rank).latest[-1] for rank in (0, 1)]
     assert calls == [("nccl 0 0,1", 3, "all_reduce of Float[3]"), ("nccl 0 0,1", 3, "broadcast of Float[9]")]
 

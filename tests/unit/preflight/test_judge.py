@@ -40,8 +40,6 @@ def test_all_is_well() -> None:
         ),
         (disk(900, unreached={0: "10.0.0.1:4000: timed out"}), "Network", "node 2 cannot connect to node 0 (10.0.0.1:"),
         (disk(900, troubles=(Trouble("Gpu", True, "2 GPUs are asked for"),)), "Gpu", "node 2: 2 GPUs are asked for"),
-        (disk(900, troubles=(Trouble("Disk", True, "cannot be written"),)), "Disk", "node 2: cannot be written"),
-        (disk(900, troubles=(Trouble("SharedMemory", True, "none"),)), "SharedMemory", "node 2: none"),
         (NodeReport((Trouble("Checks", True, "found nothing in 9 s"),)), "Checks", "node 2: found nothing in 9 s"),
         (disk(900, troubles=(Trouble("Dns", False, "no PTR record"),)), "", "node 2: no PTR record"),
         (disk(900, ahead=7.26, slack=0.01), "", "node 2: its clock is +7.3 s off node 0's"),

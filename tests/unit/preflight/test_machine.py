@@ -17,9 +17,9 @@ from tests.harness.registered import registered
 
 
 def examined(tmp_path: Path, **rules: Any) -> dict[str, tuple[str, str, str, dict[str, Any]]]:
-    """The findings on a mount with *rules*, by status."""
+    """The findings on a mount with *rules*, by status. A mount of any name is found."""
     require()
-    backing, mountpoint = tmp_path / "backing", tmp_path / "mount"
+    backing, mountpoint = tmp_path / "backing", tmp_path / "caf\u00e9, with space and back\\slash"
     with FuseMount(backing, mountpoint, **rules):
         found = {one[1]: one for one in check_directory(mountpoint)}
     assert list(backing.iterdir()) == []
@@ -36,6 +36,7 @@ def test_a_good_directory_says_what_it_is(tmp_path: Path) -> None:
     _, what, remedy, facts = examined(tmp_path, locks="shared")["ok"]
 
     assert what.startswith("fuse")
+    assert facts["type"].startswith("fuse")
     assert "renames and locks work" in what
     assert (facts["replace"], facts["flock"], remedy) == (True, True, "")
 
@@ -53,14 +54,6 @@ def test_a_full_directory_is_broken(tmp_path: Path) -> None:
     found = examined(tmp_path, faults=[{"op": "mkdir", "errno": "ENOSPC", "first": 9}])
 
     assert "No space left on device" in found["broken"][1]
-
-
-def test_a_mount_of_any_name_is_found(tmp_path: Path) -> None:
-    require()
-    backing, mountpoint = tmp_path / "backing", tmp_path / "caf\u00e9, with space and back\\slash"
-    with FuseMount(backing, mountpoint, locks="shared"):
-        (found,) = check_directory(mountpoint)
-    assert found[4]["type"].startswith("fuse")
 
 
 def test_a_mount_whose_name_is_no_text_hurts_no_other(tmp_path: Path) -> None:
@@ -94,30 +87,24 @@ def test_no_directory_is_broken(tmp_path: Path) -> None:
     assert "fsGroup" in remedy
 
 
-# The resolver is a stand-in: which names resolve to what is not this test's to arrange on the machine.
-def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 0)) for one in addresses]
+@pytest.mark.parametrize(
+    ("address", "status", "says", "does"),
+    [
+        ("127.0.1.1", "warning", "which other nodes cannot reach", "let /etc/hosts name the pod's address"),
+        ("10.1.2.3", "ok", "is 10.1.2.3", ""),
+    ],
+)
+def test_the_address_that_others_use_is_named_and_one_that_only_this_machine_can_use_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, address: str, status: str, says: str, does: str
+) -> None:
+    # The resolver is a stand-in: which names resolve to what is not this test's to arrange on the machine.
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     monkeypatch.setattr(socket, "getfqdn", lambda _: "pod.example")
-
-
-def test_a_name_that_only_this_machine_can_use_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolving(monkeypatch, "127.0.1.1")
-
-    ((_, status, what, remedy, _),) = check_network()
-
-    assert status == "warning"
-    assert "which other nodes cannot reach" in what
-    assert "let /etc/hosts name the pod's address" in remedy
-
-
-def test_the_address_that_others_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolving(monkeypatch, "10.1.2.3")
-
-    ((_, status, what, _, facts),) = check_network()
-
-    assert (status, facts["addresses"]) == ("ok", ["10.1.2.3"])
-    assert what.endswith("is 10.1.2.3")
+    ((_, seen, what, remedy, facts),) = check_network()
+    assert (seen, facts["addresses"]) == (status, [address])
+    assert says in what
+    assert does in remedy
 
 
 FACTS = {"version": "2.13.0", "cuda_build": None, "hip_build": None, "gpus": 0, "nccl": False, "gloo": True}
