@@ -414,18 +414,6 @@ def test_a_member_that_never_started_in_a_round_is_waited_for_until_it_has_heard
     assert job.members == set("abc")
 
 
-def test_what_is_said_of_another_round_counts_for_nothing():
-    job = begun()
-    before = {process: job.statuses[process] for process in "abc"}
-    job.fail("b")
-    job.follow()
-    assert job.number == 1
-    for process in "abc":
-        job.it.on(replace(before[process], phase="returned", asks=1, listens=True), job.now)
-    assert job.it.verdict is None
-    assert job.it.course.save is None
-
-
 def test_a_status_is_answered_with_the_want_and_the_same_one_where_nothing_has_changed():
     job = begun()
     first = job.it.on(job.statuses["b"], job.now)

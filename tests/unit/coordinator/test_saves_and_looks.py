@@ -42,13 +42,16 @@ def test_a_call_then_the_highest_floor_of_all_then_all_have_saved(floors, step):
     assert saves.it.save.is_done
 
 
-def test_who_asks_while_a_save_is_made_is_called_after_it_and_who_asked_before_is_served_by_it():
+def test_who_asks_while_a_save_is_made_is_called_after_it_and_what_was_said_of_that_one_answers_no_later_call():
     saves = Saves()
     saves.say("b", asks=1)
     saves.say("c", asks=1)
     saves.say("a", asks=2)
     saves.say(*"abc", floor=Floor(1, 3))
     saves.say(*"abc", saved=1)
+    assert saves.it.save == Save(2, is_urgent=False), "who asked before is served by the first"
+    saves.say("b", floor=Floor(1, 5))
+    saves.say(*"ac", floor=Floor(2, 4))
     assert saves.it.save == Save(2, is_urgent=False)
 
 
@@ -143,16 +146,6 @@ def test_who_is_lost_or_has_returned_is_not_waited_for(when):
     saves.it.on_leave("a")
     saves.it.on_leave("b")
     assert saves.it.save.is_done
-
-
-def test_what_was_said_of_an_earlier_call_answers_no_later_one():
-    saves = Saves()
-    saves.say("a", asks=1)
-    saves.say("a", "b", "c", floor=Floor(1, 5))
-    saves.say("a", "b", "c", saved=1)
-    saves.say("a", asks=2)
-    saves.say("b", floor=Floor(1, 5))
-    assert saves.it.save == Save(2, is_urgent=False)
 
 
 # --- hangs ------------------------------------------------------------------------------------------------------------
