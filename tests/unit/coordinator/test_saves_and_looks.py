@@ -53,6 +53,8 @@ def test_who_asks_while_a_save_is_made_is_called_after_it_and_what_was_said_of_t
     saves.say("b", floor=Floor(1, 5))
     saves.say(*"ac", floor=Floor(2, 4))
     assert saves.it.save == Save(2, is_urgent=False)
+    saves.say("b", floor=Floor(2, 4))
+    assert saves.it.save == Save(2, is_urgent=False, step=4)
 
 
 def test_a_node_that_is_told_to_stop_makes_the_next_save_urgent_and_that_is_the_last():
