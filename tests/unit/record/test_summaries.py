@@ -346,7 +346,7 @@ def filled(rank: int, began: float, *, late: bool = False) -> RankSummary:
     chance = random.Random(rank)
 
     def digits() -> str:
-        return "".join(str(chance.randrange(10)) for _ in range(SLICES))
+        return "".join(chance.choices("0123456789", k=SLICES))
 
     made = RankSummary(
         rank, began, began + 999, "ended with the others", steps=9998, step=9998, every=999 / 96, saved=999
