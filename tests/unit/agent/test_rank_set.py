@@ -265,16 +265,20 @@ def test_what_the_agent_has_found_can_be_caught_by_its_own_class_where_the_job_w
     assert "): the job does not move" in str(error)
 
 
-def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_those_who_have_not_begun(late_round):
+def test_ranks_that_have_begun_have_all_the_time_of_the_world(late_round):
     ranks, processes, orders = late_round
-    with open_page(orders[0].files.page).debugging():
-        assert ranks.late() is None
-        assert ranks.late() is None
-    assert ranks.late() is not None
     for order in orders:
         open_page(order.files.page).begin()
     assert ranks.late() is None
     assert processes.signalled == []
+
+
+def test_while_a_person_is_in_a_ranks_debugger_nobody_is_late_and_afterwards_again(late_round):
+    ranks, _, orders = late_round
+    with open_page(orders[0].files.page).debugging():
+        assert ranks.late() is None
+        assert ranks.late() is None
+    assert ranks.late() is not None
 
 
 def test_who_has_gone_on_from_the_debugger_has_all_the_time_for_a_start_again(late_round):
