@@ -22,15 +22,18 @@ BEGINS = """
 import sys, time
 from pathlib import Path
 from flytekitplugins_safedist.hangs.evidence import Evidence
-stacks, socket = Path(sys.argv[1], "stacks"), Path(sys.argv[1], "s.fr")
-evidence = Evidence(stacks)
+directory = Path(sys.argv[1])
+evidence = Evidence(directory / "stacks")
 """
 IN_GROUPS = """
-import datetime, torch
+evidence.follow(directory / "later.fr")
+import torch
 import torch.distributed as dist
 from flytekitplugins_safedist.compat import torch as torch_inside
-torch_inside.call_at_groups(evidence.note_group)
-evidence.follow(socket)
+there = Evidence(directory / "stacks")
+there.follow(directory / "there.fr")
+for each in (evidence, there):
+    torch_inside.call_at_groups(each.note_group)
 store = dist.HashStore()
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 dist.all_reduce(torch.ones(3))
@@ -41,9 +44,6 @@ sys.stdin.readline()
 dist.destroy_process_group()
 sys.stdin.read()
 """
-LATE = IN_GROUPS.replace("evidence.follow(socket)\n", "").replace(
-    "import datetime", "evidence.follow(socket)\nimport datetime"
-)
 
 
 @pytest.fixture
@@ -59,29 +59,30 @@ def started(directory: Path, script: str) -> AbstractContextManager[subprocess.P
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("script", [IN_GROUPS, LATE], ids=["torch is there", "torch is imported later"])
-def test_a_rank_notes_its_groups_and_who_records_them_and_torch_answers(short_dir: Path, script: str) -> None:
-    with started(short_dir, script) as process:
-        socket = short_dir / "s.fr"
+def test_a_rank_notes_its_groups_and_who_records_them_and_torch_answers(short_dir: Path) -> None:
+    """Also where torch is imported later."""
+    sockets = [short_dir / "later.fr", short_dir / "there.fr"]
 
-        def noted() -> dict[str, Any]:
-            return dict(json.loads(groups_file(socket).read_text())) if groups_file(socket).exists() else {"groups": ()}
+    def noted() -> list[dict[str, Any]]:
+        files = [groups_file(socket) for socket in sockets if groups_file(socket).exists()]
+        return [json.loads(file.read_text()) for file in files]
 
-        until(lambda: len(noted()["groups"]) == 2, "both groups are noted")
-        recorders_ = {"gloo": "fr_trace_json"}
-        facts = {"recorders": recorders_, "endless": [], "again": {}, "closed": ["2"]}
-        assert noted() == {"groups": {"0": "0", "1": "0"}, **facts}
-        until(lambda: recorders.ask(socket, "ping", 1.0) is not None, "torch answers")
-        found = recorders.read({0: socket}, {})
-        assert found[0].begun == {"gloo 0 0": 1}
-        assert found[0].is_whole
-        assert recorders.stack(socket)[0].file == "<string>"
+    with started(short_dir, IN_GROUPS) as process:
+        until(lambda: [len(each["groups"]) for each in noted()] == [2, 2], "both groups are noted")
+        facts = {"recorders": {"gloo": "fr_trace_json"}, "endless": [], "again": {}, "closed": ["2"]}
+        assert noted() == [{"groups": {"0": "0", "1": "0"}, **facts}] * 2
+        for socket in sockets:
+            until(lambda socket=socket: recorders.ask(socket, "ping", 1.0) is not None, "torch answers")
+            found = recorders.read({0: socket}, {})
+            assert (found[0].begun, found[0].is_whole) == ({"gloo 0 0": 1}, True)
+            assert recorders.stack(socket)[0].file == "<string>"
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        until(lambda: not noted()["groups"], "all are closed")
-        found = recorders.read({0: socket}, {})
-        assert (found[0].begun, found[0].is_whole) == ({}, True), "whatever it was in before"
+        until(lambda: not any(each["groups"] for each in noted()), "all are closed")
+        for socket in sockets:
+            found = recorders.read({0: socket}, {})
+            assert (found[0].begun, found[0].is_whole) == ({}, True), "whatever it was in before"
 
 
 def blocks(thread: Path, number: int) -> bool:
