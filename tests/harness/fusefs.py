@@ -8,8 +8,7 @@ A client can
 * remember for ``not_there`` seconds that a name was not found, until the directory it is in is opened;
 * fail an operation with any errno, before it is done or after (a lost reply), or take its time (``faults``);
 * drop locks, refuse them, or arbitrate them between clients (``locks``); refuse hard links (``links``), or
-  renames onto a file that is there (``replaces``);
-* run full (``capacity`` in bytes, per client).
+  renames onto a file that is there (``replaces``).
 
 As in every FUSE file system, ``close`` is asynchronous: a lock that is dropped only by closing is free a little later.
 A first ESTALE is retried by the kernel itself; two in a row reach the program.

@@ -27,13 +27,11 @@ DEFAULTS: dict[str, Any] = {
     "hidden": [],  # patterns of entries of other clients that stay out of sight until this list changes
     "stale_attrs": 0.0,  # seconds for which stat() answers from what it saw first
     "not_there": 0.0,  # seconds for which a name that was not found stays so, unless its directory is opened
-    # [{"op", "errno" or "seconds" that it takes, "when": "before"|"after", "first": n | "every": n | "chance": p,
-    #   "match": glob}]
+    # [{"op", "errno" or "seconds" that it takes, "when": "before"|"after", "first": n | "chance": p, "match": glob}]
     "faults": [],
     "locks": "local",  # "local" (this kernel), "shared" (between clients), "dropped" (always granted), or an errno
     "replaces": True,  # False: rename() onto a file that is there fails with EEXIST, as object mounts have it
     "links": True,  # False: link() fails with EPERM, as on FAT, SMB or object stores
-    "capacity": None,  # bytes this client may write before ENOSPC
     "seed": 0,
 }
 
@@ -46,7 +44,6 @@ class _Rules:
         self.values: dict[str, Any] = dict(DEFAULTS)
         self.counts: Counter[str] = Counter()
         self.hits: Counter[int] = Counter()
-        self.written = 0
         self.random = random.Random(rules.get("seed", 0))
 
         self.update(rules)
@@ -59,8 +56,6 @@ class _Rules:
             self.values.update(rules)
             if "faults" in rules:
                 self.hits.clear()
-            if "capacity" in rules:
-                self.written = 0
 
     def fault(self, op: str, path: str, when: str) -> None:
         faults = self.values["faults"]
@@ -76,8 +71,6 @@ class _Rules:
                 hit = self.hits[index]
                 if "first" in rule:
                     strikes = hit <= rule["first"]
-                elif "every" in rule:
-                    strikes = hit % rule["every"] == 0
                 else:
                     strikes = self.random.random() < rule.get("chance", 1.0)
                 if strikes and "seconds" in rule:
@@ -85,12 +78,6 @@ class _Rules:
                 elif strikes:
                     code = getattr(errno, rule["errno"])
                     raise OSError(code, os.strerror(code), path)
-
-    def charge(self, size: int) -> None:
-        with self.lock:
-            if self.values["capacity"] is not None and self.written + size > self.values["capacity"]:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.written += size
 
 
 class _Sight:
@@ -316,7 +303,6 @@ class _Operations:
         return os.pread(handle, size, offset)
 
     def write(self, path: str | None, handle: int, data: bytes, offset: int) -> int:
-        self.rules.charge(len(data))
         self.sight.attrs.pop(path or "", None)
         return os.pwrite(handle, data, offset)
 

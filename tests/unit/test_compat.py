@@ -7,7 +7,6 @@ import pickle
 import re
 import warnings
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from flytekitplugins_safedist.compat import TESTED, gone, lookup
 from flytekitplugins_safedist.compat import flytekit as flytekit_inside
 from flytekitplugins_safedist.errors import IncompatibleVersionError, SafedistError
+from tests.unit.test_house import MODULES, SOURCE, nodes
 
 LIBRARIES = ["flytekit", "torch", "horovod"]  # those of the modules in compat
 
@@ -47,14 +47,13 @@ def test_a_library_without_metadata_is_named_all_the_same(monkeypatch: pytest.Mo
 
 
 # --- and nowhere else -----------------------------------------------------------------------------------------------
-SOURCE = Path(__file__).parents[2] / "flytekitplugins_safedist"
-ELSEWHERE = sorted(path for path in SOURCE.rglob("*.py") if path.parent.name != "compat")
+ELSEWHERE = [path for path in MODULES if path.parent.name != "compat"]
 
 
 def passed_over(source: str) -> list[str]:
     """Private names that a module takes from an object, or gives up, without a word."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
             name = node.args[1]
             if isinstance(name, ast.Constant) and re.match("_(?!_)", str(name.value)):  # two: Python's own
@@ -68,7 +67,7 @@ def looked_up() -> set[str]:
     """The private names that the two modules look up, those that we override apart."""
     names = set()
     for path in (SOURCE / "compat").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path.read_text()):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lookup":
                 names |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
     return {name for name in names if name.startswith("_") and name != "_put"}
@@ -87,7 +86,7 @@ def test_no_other_module_takes_private_names_of_torch_or_flytekit() -> None:
     used = {
         (path.name, node.attr)
         for path in ELSEWHERE
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path.read_text())
         if isinstance(node, ast.Attribute) and node.attr in names
     }
     assert used == set()

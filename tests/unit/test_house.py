@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,12 @@ FUNCTION_LINES = 40
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@functools.cache
+def nodes(source: str) -> list[ast.AST]:
+    """Those of a module, itself first; each text is parsed once for all tests."""
+    return [*ast.walk(ast.parse(source))]
+
+
 def code_lines(function: Function) -> int:
     """Lines of a function without its docstring."""
     lines = (function.end_lineno or function.lineno) - function.lineno + 1
@@ -28,13 +35,13 @@ def code_lines(function: Function) -> int:
 
 def too_long(source: str) -> list[str]:
     """Functions of a module that have more lines than they may, nested ones and methods included."""
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, Function)]
+    functions = [node for node in nodes(source) if isinstance(node, Function)]
     return [f"{at.name}: {code_lines(at)}" for at in functions if code_lines(at) > FUNCTION_LINES]
 
 
 def public_classes(source: str) -> Iterator[str]:
     """Names of a module's public classes."""
-    for node in ast.parse(source).body:
+    for node in ast.iter_child_nodes(nodes(source)[0]):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.name
 
@@ -95,10 +102,9 @@ def holds_state(source: str) -> bool:
     Names in capitals are constants, unless they are empty at first; ``__all__`` and loggers are everybody's, and locks
     guard what is elsewhere.
     """
-    tree = ast.parse(source)
-    if any(isinstance(node, ast.Global) for node in ast.walk(tree)):
+    if any(isinstance(node, ast.Global) for node in nodes(source)):
         return True
-    for node in tree.body:
+    for node in ast.iter_child_nodes(nodes(source)[0]):
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = ast.unparse(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else ""
         if value in EMPTY or value.startswith("contextvars.ContextVar("):
@@ -115,7 +121,7 @@ def holds_state(source: str) -> bool:
 def writes_environment(source: str) -> bool:
     """Whether a module changes ``os.environ``."""
     changes = ("update", "pop", "setdefault", "clear", "popitem")
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         is_item = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
         is_change = isinstance(node, ast.Attribute) and node.attr in changes
         if (is_item or is_change) and ast.unparse(node.value) == "os.environ":
