@@ -14,22 +14,6 @@ from tests.harness.procs import ROOT
 pytestmark = pytest.mark.processes
 
 
-def test_plain_pytest_finds_the_helpers_of_the_tests_and_a_session_leaves_nothing(tmp_path: Path) -> None:
-    """``pytest``, not ``python -m pytest``, which puts the working directory on the path."""
-    pytest_alone = Path(sys.executable).with_name("pytest")
-    chosen = "tests/unit/test_import.py::test_every_public_name_can_be_imported"  # imports flytekit
-    command = [str(pytest_alone), "-q", "-p", "no:cacheprovider", chosen]
-    ours = ("PYTHONPATH", "PYTEST_DEBUG_TEMPROOT")
-    environment = {name: value for name, value in os.environ.items() if name not in ours and "XDIST" not in name}
-
-    done = subprocess.run(
-        command, cwd=ROOT, env={**environment, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("pytest-of-")] == []
-
-
 LEFT_OUT = """
 import pytest
 from tests.harness import needs
@@ -42,10 +26,26 @@ def test_that_passes(): ...
 """
 
 
-def test_what_was_left_out_is_in_the_last_lines_with_the_command_that_brings_it(tmp_path: Path) -> None:
-    (tmp_path / "test_left_out.py").write_text(LEFT_OUT)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
-    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+def test_plain_pytest_finds_the_helpers_of_the_tests_leaves_nothing_and_tells_at_last_what_it_left_out(
+    tmp_path: Path,
+) -> None:
+    """``pytest``, not ``python -m pytest``, which puts the working directory on the path."""
+    pytest_alone = Path(sys.executable).with_name("pytest")
+    chosen = "tests/unit/test_import.py::test_every_public_name_can_be_imported"  # imports flytekit
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_left_out.py").write_text(LEFT_OUT)
+    command = [str(pytest_alone), "-q", "-p", "no:cacheprovider", chosen, str(tmp_path / "tests")]
+    ours = ("PYTHONPATH", "PYTEST_DEBUG_TEMPROOT")
+    environment = {name: value for name, value in os.environ.items() if name not in ours and "XDIST" not in name}
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    done = subprocess.run(
+        command, cwd=ROOT, env={**environment, "TMPDIR": str(temporary)}, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("pytest-of-")] == []
     assert done.stdout.splitlines()[-2:-1] == [
         "3 tests left out: there is no tape drive. To run them: apt-get install tape"
     ], done.stdout
