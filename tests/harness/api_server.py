@@ -93,7 +93,7 @@ def serving(objects: dict[str, Any]) -> Iterator[ApiServer]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     api = ApiServer(objects, f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield api

@@ -69,10 +69,7 @@ class _Rules:
                     continue
                 self.hits[index] += 1
                 hit = self.hits[index]
-                if "first" in rule:
-                    strikes = hit <= rule["first"]
-                else:
-                    strikes = self.random.random() < rule.get("chance", 1.0)
+                strikes = hit <= rule["first"] if "first" in rule else self.random.random() < rule.get("chance", 1.0)
                 if strikes and "seconds" in rule:
                     time.sleep(rule["seconds"])
                 elif strikes:

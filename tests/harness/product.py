@@ -39,7 +39,6 @@ PRIVATE = {
     "messages": "coordinator.messages",
     "policy": "agent.policy",
     "Endpoint": "topology:Endpoint",
-    "command": "plugin.jobspec:command",
     "SafeTask": "plugin.task:SafeTask",
     "context": "rank.context",
     "SAFE_IMPORT_ENVIRONMENT": "rank.fork:UNDER",

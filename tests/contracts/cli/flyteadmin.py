@@ -144,7 +144,7 @@ def serving() -> Iterator[tuple[str, Received]]:
     """Serve on loopback; gives the endpoint (host:port) and what was received."""
     received = Received()
     http = ThreadingHTTPServer(("127.0.0.1", 0), _uploads(received))
-    thread = threading.Thread(target=http.serve_forever)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
     thread.start()
     server = grpc.server(ThreadPoolExecutor(4))
     admin_pb2_grpc.add_AdminServiceServicer_to_server(Admin(received), server)
