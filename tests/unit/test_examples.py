@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.procs import ROOT
 
-EPOCHS = 14
+EPOCHS = 10
 BACKENDS = ["ddp", pytest.param("horovod", marks=pytest.mark.horovod)]
 
 

@@ -1,7 +1,8 @@
-"""The Horovod build: what it says when something is missing, what its cache promises, and that the result works.
+"""The Horovod build: what it says when something is missing, and what its cache promises.
 
-The compile itself takes minutes and is not repeated here: ``make demo``, the Dockerfile and CI run it for real. Where
-a test needs a wheel without compiling one, it makes a file of its own and says so.
+The compile itself takes minutes and is not repeated here, nor is what the build does first and last: it tries torch's
+headers, and reduces over two ranks. ``make`` runs it before all tests where it has changed, and the Dockerfile does.
+Where a test needs a wheel without compiling one, it makes a file of its own and says so.
 """
 
 from __future__ import annotations
@@ -43,11 +44,6 @@ def executable(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def run_script(python: str, env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [python, str(FOLDER / "build.py"), *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A real Python without torch, setuptools or even pip."""
@@ -60,7 +56,9 @@ class TestWhatIsMissing:
     def test_all_that_is_missing_is_listed_at_once_each_with_its_remedy_and_nothing_is_written(
         self, bare_python: str, tmp_path: Path
     ) -> None:
-        done = run_script(bare_python, {"PATH": str(tmp_path), "HOME": str(tmp_path)})
+        env = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+        command = [bare_python, str(FOLDER / "build.py")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "6 things are missing on this machine to build Horovod 0.28.1" in done.stderr
         assert "a C++ compiler: no c++ or g++ or clang++ on PATH\n      get it: apt-get install g++" in done.stderr
@@ -123,12 +121,6 @@ class TestStandard:
         assert isinstance(found, toolchain.Missing)
         assert "C++98 or older is required" in str(found)
         assert "get a newer one" in str(found)
-
-    def test_the_installed_torchs_headers_have_one(self) -> None:
-        facts = toolchain.find_torch()
-        standard = toolchain.find_standard(os.environ, "c++", facts["include"])
-        release = tuple(int(part) for part in facts["version"].split(".")[:2])
-        assert standard == (20 if release >= (2, 14) else 17)
 
 
 class TestPatch:
@@ -438,9 +430,3 @@ class TestVerify:
         assert done.returncode == 1
         assert "horovodrun --check-build --verbose failed" in done.stderr
         assert "No module named 'horovod'" in done.stderr
-
-    @pytest.mark.horovod
-    def test_the_installed_horovod_reduces_over_two_ranks(self) -> None:
-        done = run_script(sys.executable, dict(os.environ), "--verify-only")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "PyTorch and Gloo are built in; an allreduce over 2 ranks is right, on the CPU" in done.stdout
