@@ -7,17 +7,16 @@ would be seen; how fast things are is the benchmarks' business.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
+import pytest
 from flyteidl.core import errors_pb2
 
 from tests.containers import losses
-from tests.containers.cluster import Job, gated
-from tests.containers.engine import DEADLINE, until
+from tests.containers.cluster import Job, Pod, gated
+from tests.containers.engine import until
+from tests.containers.test_node_0_in_pods import SOON
 from tests.harness.procs import Gate
-
-SOON = DEADLINE
-"""Seconds for a job to start, fail and end, on a slow machine with much else to do: far below the 900 s of the next
-deadline of the job's own that could end a hang."""
 
 Make = Callable[..., Job]
 
@@ -62,29 +61,16 @@ def test_a_pod_that_is_deleted_and_recreated_takes_its_place(job: Make, pods_gat
     assert "2 node(s) are there, 4 rank(s) start" in ended[0].log
 
 
-def test_a_node_that_is_paused_for_longer_than_the_heartbeat_is_replaced_or_taken_back(
-    job: Make, pods_gate: Gate
+@pytest.mark.parametrize(("task", "away"), [("horovod_2x2", Pod.paused), ("torch_2x2", Pod.partitioned)])
+def test_a_node_that_is_paused_or_cut_off_for_longer_than_the_heartbeat_costs_a_round_and_not_the_job(
+    job: Make, pods_gate: Gate, task: str, away: Callable[[Pod], AbstractContextManager[None]]
 ) -> None:
     how = gated(pods_gate)
     how["environment"]["TEST_HEARTBEAT"] = "10"
-    going = job("horovod_2x2", **how, steps=20)
+    going = job(task, **how, steps=20)
     first, second = going.start()
     pods_gate.heard(4)
-    with second.paused():
-        first.says("node 1: no sign of life for 10 s")
-    assert all("round 0" not in line for line in pods_gate.heard(4))
-    pods_gate.let_go(4)
-    ended = [first.wait(within=SOON), second.wait(runs=2, within=SOON)]
-    succeeded(going, ended)
-
-
-def test_a_partition_longer_than_the_heartbeat_costs_a_round_and_not_the_job(job: Make, pods_gate: Gate) -> None:
-    how = gated(pods_gate)
-    how["environment"]["TEST_HEARTBEAT"] = "10"
-    going = job("torch_2x2", **how, steps=20)
-    first, second = going.start()
-    pods_gate.heard(4)
-    with second.partitioned():
+    with away(second):
         first.says("node 1: no sign of life for 10 s")
     assert all("round 0" not in line for line in pods_gate.heard(4))
     pods_gate.let_go(4)

@@ -6,12 +6,8 @@ import signal
 from collections.abc import Callable
 
 from tests.containers.cluster import Ended, Job, Pod, gated
-from tests.containers.engine import DEADLINE
+from tests.containers.test_node_0_in_pods import SOON, standing
 from tests.harness.procs import Gate
-
-SOON = DEADLINE
-"""Seconds for a job to start, fail and end, on a slow machine with much else to do: far below the 900 s of the next
-deadline of the job's own that could end a hang."""
 
 Make = Callable[..., Job]
 
@@ -28,23 +24,14 @@ def succeeded(job: Job, pods: list[Pod], *, ranks: int, runs: int = 1) -> list[E
     return ended
 
 
-def all_in_one_round(gate: Gate, ranks: int, after: int) -> None:
-    """Wait until *ranks* ranks stand at the gate in a round later than *after*; ranks of rounds cut short are gone."""
-    there: dict[int, int] = {}
-    while ranks not in there.values():
-        _, _, _, size, _, number, *_ = gate.heard(1)[0].split()
-        if int(size) == ranks and int(number) > after:
-            there[int(number)] = there.get(int(number), 0) + 1
-
-
 def test_the_others_go_on_without_a_pod_that_is_gone_for_good(job: Make, pods_gate: Gate) -> None:
     how = gated(pods_gate)
     how["environment"]["TEST_HEARTBEAT"] = "10"  # nothing else says that it is gone
     going = job("horovod_range", **how, steps=20)
     first, second, third = going.start()
-    all_in_one_round(pods_gate, 3, after=-1)
+    standing(pods_gate, 3, after=-1)
     third.remove()
-    all_in_one_round(pods_gate, 2, after=0)
+    standing(pods_gate, 2, after=0)
     pods_gate.let_go(2)
     succeeded(going, [first, second], ranks=2)
 
@@ -52,9 +39,9 @@ def test_the_others_go_on_without_a_pod_that_is_gone_for_good(job: Make, pods_ga
 def test_a_pod_that_is_told_to_stop_is_let_in_again_when_it_comes_back(job: Make, pods_gate: Gate) -> None:
     going = job("torch_range", **gated(pods_gate), steps=20)
     *_, third = going.start()
-    all_in_one_round(pods_gate, 3, after=-1)
+    standing(pods_gate, 3, after=-1)
     third.signal(signal.SIGTERM)
-    all_in_one_round(pods_gate, 3, after=0)
+    standing(pods_gate, 3, after=0)
     pods_gate.let_go(3)
     ended = succeeded(going, going.pods, ranks=3, runs=2)
     assert ended[-1].codes[0] == 137

@@ -14,11 +14,8 @@ import pytest
 from flyteidl.core import errors_pb2, execution_pb2
 
 from tests.containers.cluster import Job, Pod, gated
-from tests.containers.engine import DEADLINE
+from tests.containers.test_node_0_in_pods import SOON
 from tests.harness.procs import Gate
-
-SOON = DEADLINE
-"""Seconds for a job to start, to be told and to end, on a slow machine with much else to do."""
 
 Make = Callable[..., Job]
 
