@@ -170,40 +170,36 @@ WARNED = {
 }
 
 
-def test_who_names_a_port_of_its_own_is_not_told_to() -> None:
+def with_port() -> PodTemplate:
     primary = V1Container(name="primary", ports=[V1ContainerPort(name="pytorchjob-port", container_port=24567)])
-    task = make(
-        SafeHorovod(nnodes=2), pod_template=PodTemplate(pod_spec=V1PodSpec(containers=[primary], host_network=True))
-    )
-
-    assert not [line for line in summary(task, template_of(task, FAST)) if "hostNetwork" in line]
+    return PodTemplate(pod_spec=V1PodSpec(containers=[primary], host_network=True))
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        lambda: make(SafeHorovod(nnodes=2), pod_template=as_user(1000)),
-        lambda: make(SafeHorovod(nnodes="1:2"), pod_template=as_user(None)),
-        lambda: make(SafeHorovod(), pod_template=as_user(None)),
-        lambda: make(SafeHorovod(), pod_template=a_template(dns_policy="Default")),
-        lambda: make(SafeHorovod(nnodes=2), pod_template=a_template(dns_policy="ClusterFirst")),
-    ],
-)
-def test_a_template_that_nodes_can_meet_with_is_not_warned_of(task: Any) -> None:
-    made = task()
-    assert not [line for line in summary(made, template_of(made, FAST)) if "WARN" in line]
+WITHIN = Resources(ephemeral_storage="10Gi")
+FINE = {
+    "a port of one's own": lambda: make(SafeHorovod(nnodes=2), pod_template=with_port()),
+    "somebody who is not root": lambda: make(SafeHorovod(nnodes=2), pod_template=as_user(1000)),
+    "no root, in a range": lambda: make(SafeHorovod(nnodes="1:2"), pod_template=as_user(None)),
+    "no root, alone": lambda: make(SafeHorovod(), pod_template=as_user(None)),
+    "names of the machine, alone": lambda: make(SafeHorovod(), pod_template=a_template(dns_policy="Default")),
+    "names of the cluster": lambda: make(SafeHorovod(nnodes=2), pod_template=a_template(dns_policy="ClusterFirst")),
+    "scratch as large as the pod's limit": lambda: make(
+        SafeHorovod(nnodes=2, scratch=Scratch(size_limit="10Gi")), requests=WITHIN
+    ),
+    "an image": lambda: make(SafeHorovod(), container_image="mine:1"),
+    "an image beside a template without": lambda: make(
+        SafeHorovod(), container_image="mine:1", pod_template=with_image(None)
+    ),
+    "an image twice": lambda: make(SafeHorovod(), container_image="mine:1", pod_template=with_image("mine:1")),
+}
 
 
-def test_scratch_as_large_as_the_pods_limit_is_not_warned_of() -> None:
-    config = SafeHorovod(nnodes=2, scratch=Scratch(size_limit="10Gi"))
-    task = make(config, requests=Resources(ephemeral_storage="10Gi"))
-    assert not [line for line in summary(task, template_of(task, FAST)) if "kubelet evicts" in line]
-
-
-def test_an_image_that_stands_in_one_place_or_twice_alike_is_used() -> None:
-    for template in (with_image(None), with_image("mine:1"), None):
-        task = make(SafeHorovod(), container_image="mine:1", pod_template=template)
-        assert not [line for line in summary(task, template_of(task, FAST)) if "container_image" in line]
+def test_what_can_be_meant_is_not_warned_of() -> None:
+    said = {}
+    for case, make_task in FINE.items():
+        task = make_task()
+        said[case] = [line for line in summary(task, template_of(task, FAST)) if "WARN" in line]
+    assert {case: lines for case, lines in said.items() if lines} == {}
 
 
 @pytest.mark.parametrize("case", WARNED)
@@ -248,27 +244,22 @@ def of_image(image: str) -> Any:
     return replace(FAST, image_config=ImageConfig(default_image=Image(name="default", fqn=name, tag=tag)))
 
 
-@pytest.mark.parametrize("image", DEFAULTS)
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_flytekits_default_image_is_warned_of(image: str, nodes: int, warnings: list[str]) -> None:
-    template_of(make(SafeTorch(nnodes=nodes)), of_image(image))
-
-    assert [NO_COMMAND in one and image in one for one in warnings] == [True]
-
-
-@pytest.mark.parametrize("image", ["registry.example/train:1", "registry.example/my-flyteorg/flytekit-train:1"])
-def test_an_image_of_ones_own_is_not_warned_of(image: str, warnings: list[str]) -> None:
-    template_of(make(SafeTorch()), of_image(image))
-
-    assert warnings == []
+OWN = {"master": kf.Master(image="m:1"), "worker": kf.Worker(image="w:1")}
+IMAGES = [
+    *((SafeTorch(nnodes=nodes), image, 1) for image in DEFAULTS for nodes in (1, 2)),
+    (SafeTorch(nnodes=2, master=OWN["master"]), DEFAULTS[0], 1),
+    (SafeTorch(nnodes=2, **OWN), DEFAULTS[0], 0),
+    (SafeTorch(), "registry.example/train:1", 0),
+    (SafeTorch(), "registry.example/my-flyteorg/flytekit-train:1", 0),
+]
 
 
-def test_roles_that_all_have_an_image_need_none_of_the_task(warnings: list[str]) -> None:
-    own = {"master": kf.Master(image="m:1"), "worker": kf.Worker(image="w:1")}
-    for roles, warned in ((own, False), ({"master": own["master"]}, True)):
+def test_flytekits_default_image_is_warned_of_unless_it_is_nobodys(warnings: list[str]) -> None:
+    for config, image, count in IMAGES:
         warnings.clear()
-        template_of(make(SafeTorch(nnodes=2, **roles)), of_image(DEFAULTS[0]))
-        assert any(NO_COMMAND in one for one in warnings) == warned
+        template_of(make(config), of_image(image))
+        assert len(warnings) == count, (config, image)
+        assert all(NO_COMMAND in one and image in one for one in warnings)
 
 
 EXTENDED = {"vpc.amazonaws.com/efa": "4", "hugepages-2Mi": "5Gi", "nvidia.com/mig-1g.5gb": "1", "intel.com/gpu": "1"}
