@@ -42,6 +42,11 @@ class Made(NamedTuple):
     array: np.ndarray
 
 
+def facts() -> dict[str, str]:
+    """Who this rank is, and where."""
+    return {**{name: str(value) for name, value in asdict(current_rank()).items()}, "cwd": os.getcwd()}
+
+
 @task(task_config=TWO)
 def everything(
     number: int,
@@ -60,13 +65,12 @@ def everything(
     got = {"number": number, "text": text, "numbers": numbers, "mapping": mapping, "settings": settings}
     got |= {"when": when, "maybe": maybe}
     said = {
-        "rank": me.rank,
+        "who": facts(),
         "values": repr({**got, "array": array.tolist()}),
         "file": file.download(),
         "file text": Path(file).read_text(),
         "folder": folder.download(),
         "folder names": sorted(os.listdir(folder)),
-        "scratch": str(me.scratch),
     }
     say(json.dumps(said))
     path = me.scratch / "made.txt"
@@ -103,7 +107,7 @@ def call_everything() -> dict[str, Any]:
 
 def _who() -> str:
     me = current_rank()
-    say(json.dumps({**{name: str(value) for name, value in asdict(me).items()}, "cwd": os.getcwd()}))
+    say(json.dumps(facts()))
     return f"{me.rank} of {me.world_size}"
 
 
