@@ -141,13 +141,10 @@ def test_a_queue_is_a_label_of_the_job_beside_the_tasks_own(nnodes: Any) -> None
     assert dict(template_of(make(SafeHorovod(nnodes=nnodes)), FAST).metadata.metadata.labels) == {}
 
 
-def test_a_settings_environment_may_not_name_a_meeting_point_for_one_node() -> None:
+def test_a_settings_environment_may_not_say_who_a_rank_is_nor_where_one_node_meets() -> None:
     meets = replace(BAKED, env={"SAFEDIST_ENDPOINT": "gateway:4000"})
     assert template_of(make(SafeHorovod(nnodes=2)), meets)
     with pytest.raises(ConfigError, match="--env='SAFEDIST_ENDPOINT' says where nodes meet, and one node meets none"):
         template_of(make(SafeHorovod()), meets)
-
-
-def test_a_settings_environment_may_not_say_who_a_rank_is() -> None:
     with pytest.raises(ConfigError, match="--env='RANK' says who a node or rank is"):
         template_of(make(SafeHorovod(nnodes=2)), replace(BAKED, env={"RANK": "0"}))
