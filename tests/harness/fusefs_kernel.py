@@ -23,8 +23,8 @@ _NOSUID_NODEV, _DETACH = 6, 2
 _VERSION = 7, 31
 _BIGGEST = 128 << 10
 """Bytes of one write."""
-_ASYNC_READ, _POSIX_LOCKS, _BIG_WRITES, _FLOCK_LOCKS = 1 << 0, 1 << 1, 1 << 5, 1 << 10
-_BY_FLOCK = 1
+_ASYNC_READ, _BIG_WRITES, _FLOCK_LOCKS = 1 << 0, 1 << 5, 1 << 10
+"""Of locks, those of flock(2) alone."""
 _MODE, _UID, _GID, _SIZE, _ATIME, _MTIME, _HANDLE, _ATIME_NOW, _MTIME_NOW = (1 << bit for bit in range(9))
 """What a ``setattr`` sets."""
 _NO_INODE = 0xFFFFFFFF
@@ -164,7 +164,7 @@ class Mount:
     # --- about the connection ----------------------------------------------------------------------------------------
     def _init(self, _node: int, body: bytes) -> bytes:
         _major, _minor, ahead, offered = struct.unpack_from("<IIII", body)
-        wanted = _ASYNC_READ | _BIG_WRITES | (_POSIX_LOCKS | _FLOCK_LOCKS if self._operations.has_locks else 0)
+        wanted = _ASYNC_READ | _BIG_WRITES | (_FLOCK_LOCKS if self._operations.has_locks else 0)
         return struct.pack("<IIIIHHIIHH8I", *_VERSION, ahead, offered & wanted, 12, 9, _BIGGEST, 1, 0, 0, *[0] * 8)
 
     def _nothing(self, _node: int, _body: bytes) -> bytes:
@@ -335,18 +335,10 @@ class Mount:
         return self._locked(node, body, 0)
 
     def _locked(self, node: int, body: bytes, how: int) -> bytes:
-        handle, kind, flags = struct.unpack_from("<Q24xIxxxxI", body)
-        path = self._nodes.path(node)
-        if flags & _BY_FLOCK:
-            operation = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX}.get(kind, fcntl.LOCK_UN)
-            self._ask("flock", path, handle, operation | how)
-        else:
-            self._ask("lock", path)
+        handle, kind = struct.unpack_from("<Q24xI", body)
+        operation = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX}.get(kind, fcntl.LOCK_UN)
+        self._ask("flock", self._nodes.path(node), handle, operation | how)
         return b""
-
-    def _getlk(self, node: int, body: bytes) -> bytes:
-        self._ask("lock", self._nodes.path(node))
-        return body[16:32] + struct.pack("<II", fcntl.F_UNLCK, 0)
 
 
 _OPCODES = {
@@ -356,7 +348,7 @@ _OPCODES = {
     **{14: ("open", False), 15: ("read", True)},
     **{16: ("write", True), 17: ("statfs", False), 18: ("release", True), 20: ("fsync", True), 25: ("flush", True)},
     **{26: ("init", False), 27: ("opendir", False), 28: ("readdir", False), 29: ("releasedir", True)},
-    **{30: ("fsyncdir", True), 31: ("getlk", True), 32: ("setlk", True), 33: ("setlkw", True)},
+    **{30: ("fsyncdir", True), 32: ("setlk", True), 33: ("setlkw", True)},
     **{34: ("access", False), 35: ("create", False), 36: ("interrupt", True), 38: ("nothing", False)},
     **{42: ("batch_forget", False)},
 }

@@ -164,7 +164,7 @@ class _Operations:
     """The file system: every operation goes through ``__call__``, where the rules strike."""
 
     MAKING = ("mkdir", "create", "symlink", "link", "mknod")
-    BY_HANDLE = ("read", "write", "flush", "fsync", "release", "readdir", "releasedir", "fsyncdir", "flock", "lock")
+    BY_HANDLE = ("read", "write", "flush", "fsync", "release", "readdir", "releasedir", "fsyncdir", "flock")
 
     def __init__(self, backing: str, rules: dict[str, Any]) -> None:
         self.root = os.path.realpath(backing)
@@ -322,12 +322,6 @@ class _Operations:
         if kind == "shared":
             fcntl.flock(handle, op)
         elif kind != "dropped":
-            code = getattr(errno, kind)
-            raise OSError(code, os.strerror(code), path)
-
-    def lock(self, path: str | None) -> None:
-        kind = self.rules.values["locks"]
-        if kind not in ("shared", "dropped"):
             code = getattr(errno, kind)
             raise OSError(code, os.strerror(code), path)
 
