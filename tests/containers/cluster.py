@@ -411,10 +411,11 @@ def report(job: Job) -> str:
     return "\n".join(parts)
 
 
-def gated(gate: Gate, place: str = "in the function") -> dict[str, Any]:
-    """How *gate* is reached from a job's pods, as arguments of :meth:`Cluster.job`: ranks stand there in *place*."""
+def gated(gate: Gate, place: str = "in the function", **more: str) -> dict[str, Any]:
+    """How *gate* is reached from a job's pods, as arguments of :meth:`Cluster.job`: ranks stand there in *place*; with
+    *more* variables."""
     directory = gate.said.parent
     return {
-        "environment": {"TEST_GATE": place, "TEST_SAID": "/gate/said", "TEST_WORD": "/gate/word"},
+        "environment": {"TEST_GATE": place, "TEST_SAID": "/gate/said", "TEST_WORD": "/gate/word", **more},
         "options": Options(mounts=(Mount("/gate", str(directory), type="bind"),)),
     }

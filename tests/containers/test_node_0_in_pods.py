@@ -62,9 +62,8 @@ STANDING = [
 
 
 def made(job: Make, case: Case, gate: Gate) -> Job:
-    how = gated(gate, case.point if case in STANDING else "in the function")
-    how["environment"]["TEST_HEARTBEAT"] = "10"
-    return job(case.task, **how, steps=20)
+    place = case.point if case in STANDING else "in the function"
+    return job(case.task, **gated(gate, place, TEST_HEARTBEAT="10"), steps=20)
 
 
 def standing(gate: Gate, ranks: int, after: int) -> int:
@@ -189,9 +188,7 @@ def test_a_node_0_that_comes_back_after_the_upload_changes_nothing(job: Make, po
 
 
 def test_node_0_is_lost_while_it_uploads_the_users_error(job: Make, pods_gate: Gate) -> None:
-    how = gated(pods_gate)
-    how["environment"].update({"TEST_HOW": "raise", "TEST_HEARTBEAT": "10"})
-    failing = job("torch_3x1", **how, steps=20)
+    failing = job("torch_3x1", **gated(pods_gate, TEST_HOW="raise", TEST_HEARTBEAT="10"), steps=20)
     first, *others = failing.start()
     standing(pods_gate, 3, after=-1)
     loss = Deleted(first, saying(others))

@@ -65,9 +65,7 @@ def test_a_pod_that_is_deleted_and_recreated_takes_its_place(job: Make, pods_gat
 def test_a_node_that_is_paused_or_cut_off_for_longer_than_the_heartbeat_costs_a_round_and_not_the_job(
     job: Make, pods_gate: Gate, task: str, away: Callable[[Pod], AbstractContextManager[None]]
 ) -> None:
-    how = gated(pods_gate)
-    how["environment"]["TEST_HEARTBEAT"] = "10"
-    going = job(task, **how, steps=20)
+    going = job(task, **gated(pods_gate, TEST_HEARTBEAT="10"), steps=20)
     first, second = going.start()
     pods_gate.heard(4)
     with away(second):
@@ -91,9 +89,7 @@ def test_a_store_that_is_down_for_a_moment_during_staging_is_asked_again(job: Ma
 
 
 def test_a_store_that_stays_down_during_the_upload_leaves_the_job_to_be_done_again(job: Make, pods_gate: Gate) -> None:
-    how = gated(pods_gate)
-    how["environment"]["TEST_UPLOAD"] = "20"
-    failing = job("torch_2x2", **how, steps=20)
+    failing = job("torch_2x2", **gated(pods_gate, TEST_UPLOAD="20"), steps=20)
     first, second = failing.start()
     pods_gate.heard(4)
     with failing.store_down():

@@ -25,9 +25,8 @@ def succeeded(job: Job, pods: list[Pod], *, ranks: int, runs: int = 1) -> list[E
 
 
 def test_the_others_go_on_without_a_pod_that_is_gone_for_good(job: Make, pods_gate: Gate) -> None:
-    how = gated(pods_gate)
-    how["environment"]["TEST_HEARTBEAT"] = "10"  # nothing else says that it is gone
-    going = job("horovod_range", **how, steps=20)
+    # Nothing but the heartbeat says that it is gone.
+    going = job("horovod_range", **gated(pods_gate, TEST_HEARTBEAT="10"), steps=20)
     first, second, third = going.start()
     standing(pods_gate, 3, after=-1)
     third.remove()
