@@ -1,4 +1,4 @@
-"""What ``pyflyte register`` and ``run --remote`` really send, read back from the protobufs.
+"""What ``pyflyte register`` and ``run --remote`` really send, read back from the protobufs; what is shown of it runs.
 
 The CLIs are the real ones, as processes. The service that receives what they send is a stand-in in this process (see
 :mod:`flyteadmin`), because no Flyte backend can run where these tests do.
@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-from clis import IMAGE, PROJECT, pyflyte
+from clis import IMAGE, PACKAGE, PROJECT, pyflyte
 from flyteadmin import Received, serving
 from flyteidl.admin import task_pb2
+from flyteidl.core.literals_pb2 import LiteralMap
 from google.protobuf.json_format import MessageToDict
 
+from tests.harness.flyte import executed
 from tests.harness.product import job_manifest
 
 
@@ -87,3 +92,51 @@ def test_run_remote_uploads_the_code_and_starts_the_workflow(project: Path) -> N
 def names_in(archive: bytes) -> list[str]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         return [name.removeprefix("./") for name in opened.getnames()]
+
+
+def test_the_command_of_the_shown_pod_uploads_the_output(registered: Received, tmp_path: Path) -> None:
+    """As a process of this machine: image, mounts and network of the pod are no part of it."""
+    template = registered.tasks["shop.training.evaluate"].spec.template
+    inputs, store, scratch, home = (tmp_path / one for one in ("inputs.pb", "store", "scratch", "home"))
+    for directory in (store, scratch, home):
+        directory.mkdir()
+    said = LiteralMap()
+    said.literals["score"].scalar.primitive.float_value = 0.75
+    inputs.write_bytes(said.SerializeToString())
+    (archive,) = {location for location in registered.uploads if location in str(template.k8s_pod)}
+    (store / "code.tar.gz").write_bytes(registered.uploads[archive])
+    files = {
+        "{{.input}}": str(inputs),
+        "{{.outputPrefix}}": str(store),
+        "{{.rawOutputDataPrefix}}": str(store / "raw"),
+        "{{.checkpointOutputPrefix}}": "",
+        "{{.prevCheckpointPrefix}}": "",
+        archive: str(store / "code.tar.gz"),
+        "/root": str(home),
+    }
+
+    pod = executed(job_manifest(template), files)
+    container = pod["spec"]["containers"][0]
+    program = "from flytekitplugins_safedist.pod.start import main; main()"  # the console script, by its module
+    # what the kubelet would fill in (the pod's limits) is not known here, as without a limit
+    variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *container["args"][1:]],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(PACKAGE),
+            **variables,
+            "SAFEDIST_SCRATCH_ROOT": str(scratch),
+        },
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert container["args"][0] == "safedist-execute"
+    assert done.returncode == 0, done.stdout + done.stderr
+    outputs = LiteralMap.FromString((store / "outputs.pb").read_bytes())
+    assert outputs.literals["o0"].scalar.primitive.float_value == 0.75
+    assert (home / "shop" / "training.py").is_file()
+    assert list(scratch.iterdir()) == []
