@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.harness.moto_s3 import BUCKET, S3
 from tests.harness.product import doctor, host_checks, main
 
 PROJECT = Path(__file__).parent / "project"
@@ -120,16 +121,17 @@ def test_a_mistake_in_the_file_or_its_name_is_shown_as_python_shows_it(
 
 
 def test_doctor_reports_each_finding_with_its_remedy_and_a_horovod_that_cannot_be_loaded_breaks_nothing_for_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], s3: S3
 ) -> None:
-    gone = tmp_path / "gone"
-    store = tmp_path / "store"
-    store.mkdir()
+    gone, store = tmp_path / "gone", f"s3://{BUCKET}/prefix/"
+    s3.put("prefix/there", b"")
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
     (tmp_path / "horovod.py").write_text("raise ImportError('libmpi.so.40: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(doctor, "output_of", functools.cache(doctor.output_of))  # each library is asked once
 
-    places = ["--path", str(gone), "--path", str(tmp_path), "--store", str(store)]
+    places = ["--path", str(gone), "--path", str(tmp_path), "--store", store]
     for backend, horovod in (("torch", "warning"), ("horovod", "broken")):
         assert main(["doctor", "--json", "--backend", backend, *places]) == 1
 
@@ -139,7 +141,7 @@ def test_doctor_reports_each_finding_with_its_remedy_and_a_horovod_that_cannot_b
         assert findings[str(gone)]["status"] == "broken"
         assert findings[str(tmp_path)]["facts"]["replace"] is True
         assert findings["torch"]["facts"]["version"]
-        assert findings[f"store {store}"]["status"] == "ok"
+        assert findings[f"store {store}"]["status"] == "ok", findings[f"store {store}"]
         assert all(one["remedy"] for one in findings.values() if one["status"] == "broken")
 
 
