@@ -1,8 +1,7 @@
-"""What ranks do in the checkpoint tests: train a little model, save, and tell what they resumed."""
+"""What processes of the checkpoint tests save, and how they reach stores."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 # Imported before processes are forked from the test's: each would take seconds for it. None of them starts a thread.
@@ -14,11 +13,6 @@ import torch.distributed.fsdp
 from flytekit import FlyteContextManager
 from flytekit.configuration import DataConfig
 from flytekit.core.data_persistence import FileAccessProvider
-
-from flytekitplugins_safedist.checkpoint import Checkpoints
-from tests.checkpoint import points
-
-STEPS = 6
 
 
 def plain_state(value: float) -> dict[str, Any]:
@@ -42,29 +36,3 @@ def reach_stores() -> None:
     ctx = FlyteContextManager.current_context()
     access = FileAccessProvider(ctx.file_access.local_sandbox_dir, "/tmp/raw", data_config=DataConfig.auto())
     FlyteContextManager.push_context(ctx.with_file_access(access).build())
-
-
-def save_two(place: str, stop: str, arrival: int, pause: Any) -> None:
-    """Save steps 1 and 2, keeping one; stand still when ``stop`` is reached for the ``arrival``-th time."""
-    seen = 0
-
-    def reached(point: str) -> None:
-        nonlocal seen
-        seen += point == stop
-        if point == stop and seen == arrival:
-            pause("there")
-
-    points.on_point = reached
-    reach_stores()
-    ckpt = Checkpoints(place, every=None, keep=1)
-    for step in (1, 2):
-        ckpt.save(step, plain_state(step), force=True)
-        ckpt.wait()
-
-
-def resumed(place: str | Path) -> tuple[int, float]:
-    """The step to begin with, and the number that the state is."""
-    reach_stores()
-    state = plain_state(-1)
-    step = Checkpoints(place).restore(state)
-    return step, one_value(state)

@@ -5,52 +5,69 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-import pytest
-
 from tests.checkpoint import property_ranks
 from tests.checkpoint.property_ranks import Way, drawn
-from tests.fs.ranks import meeting_point, processes, rank_env, size
+from tests.fs.ranks import outcomes_of, size
+from tests.harness.moto_s3 import BUCKET
 
 SEED = int(os.environ.get("SAFEDIST_TEST_SEED", "305"))
 """Of this one, the first few have nearly every kind, optimizer and number of ranks."""
 CASES = size(12, 200)
 
 
-def run(work, directory, cases, way):
-    """Each number of ranks does its cases one after the other; what rank 0 of each has returned."""
+def run(work, directory, cases, way, environment):
+    """Each number of ranks does its cases one after the other; what rank 0 has returned of each, by its number."""
     found = {}
     for count in sorted({way(case).world_size for case in cases}):
         mine = [case for case in cases if way(case).world_size == count]
-        meeting = meeting_point()
-        envs = [{**rank_env(rank, count), **meeting} for rank in range(count)]
-        with processes([(work, directory, mine)] * count, envs) as ranks:
-            found[count], *_ = [rank.outcome(within=size(500, 3000)).get() for rank in ranks]
+        first, *_ = outcomes_of(count, work, directory, mine, within=size(500, 3000), **environment)
+        found |= first.get() or {}
     return found
 
 
-def test_what_is_restored_is_what_was_saved_and_trains_on_as_the_unbroken_run(tmp_path):
-    cases = [drawn(SEED, number) for number in range(CASES)]
-    run(property_ranks.save_all, tmp_path, cases, lambda case: case.saved)
-    found = run(property_ranks.restore_all, tmp_path, cases, lambda case: case.restored)
-    wrong = [text for texts in found.values() for text in texts]
-    assert wrong == [], "\n".join(wrong)
+def wrong(directory, cases, **environment):
+    """What is wrong with what was restored of them, by their numbers."""
+    run(property_ranks.save_all, directory, cases, lambda case: case.saved, environment)
+    found = run(property_ranks.restore_all, directory, cases, lambda case: case.restored, environment)
+    assert len(found) == len(cases)
+    return {number: text for number, text in found.items() if text}
 
 
-@pytest.mark.parametrize("orig", [False, True])
-def test_fsdp1_is_resumed_where_a_block_was_never_trained(tmp_path, orig):
-    way = Way(2, "fsdp1", (0,), "", backwards=False, orig=orig)
-    case = replace(drawn(SEED, 0), optimizer="adam", groups=1, steps=2, saved=way, restored=way, unused=True)
-    case = replace(case, shared=False, scalar=False, frozen=False)
-    run(property_ranks.save_all, tmp_path, [case], lambda case: case.saved)
-    assert run(property_ranks.restore_all, tmp_path, [case], lambda case: case.restored) == {2: []}
+def named(number, saved, restored, **more):
+    """A case that is not left to chance, numbered behind those that are; each way is a number of ranks and a kind."""
+    ways = [Way(*way, wrapped=(0,), by="", backwards=False, orig=False) for way in (saved, restored)]
+    case = replace(drawn(SEED, 0), number=1000 + number, optimizer="adam", groups=1, steps=2)
+    case = replace(case, shared=False, tied=False, scalar=False, frozen=False, unused=False)
+    return replace(case, saved=ways[0], restored=ways[1], **more)
 
 
-@pytest.mark.parametrize("kind", ["plain", "fsdp2"])
-def test_an_optimizer_that_loads_another_thing_than_it_was_given_is_seen(tmp_path, kind):
-    way = Way(2 if kind == "fsdp2" else 1, kind, (), "", backwards=False, orig=False)
-    case = replace(
-        drawn(SEED, 0), optimizer="forgets", steps=2, saved=way, restored=way, tied=False, frozen=False, unused=False
+def test_what_is_restored_is_what_was_saved_and_trains_on_as_the_unbroken_run(tmp_path, s3):
+    in_a_store = {"store": f"s3://{BUCKET}/sharded", "tied": True}
+    good = [
+        *(drawn(SEED, number) for number in range(CASES)),
+        named(0, (4, "fsdp1"), (3, "fsdp1"), tied=True),
+        named(1, (4, "fsdp2"), (2, "fsdp2"), **in_a_store),
+        named(2, (1, "plain"), (3, "fsdp2"), tied=True),
+        named(3, (3, "fsdp2"), (1, "plain"), tied=True),
+    ]
+    forgetting = [
+        named(4, (1, "plain"), (1, "plain"), optimizer="forgets"),
+        named(5, (2, "fsdp2"), (2, "fsdp2"), optimizer="forgets"),
+    ]
+    found = wrong(tmp_path, [*good, *forgetting], **s3.environment)
+    seen = [found.pop(case.number, "restored") for case in forgetting]
+    assert found == {}
+    for text in seen:
+        expected = "what was loaded is not what was saved: it is not safe to go on [state=optimizer.state."
+        assert expected in text, "an optimizer that loads another thing than it was given is seen"
+
+
+def test_fsdp1_takes_its_parts_from_whole_tensors_and_is_resumed_where_a_block_was_never_trained(tmp_path):
+    whole, *untrained = (
+        named(0, (1, "plain"), (2, "fsdp1"), tied=True),
+        named(1, (2, "fsdp1"), (2, "fsdp1"), unused=True),
+        named(2, (2, "fsdp1"), (2, "fsdp1"), unused=True),
     )
-    run(property_ranks.save_all, tmp_path, [case], lambda case: case.saved)
-    ((text,),) = run(property_ranks.restore_all, tmp_path, [case], lambda case: case.restored).values()
-    assert "what was loaded is not what was saved: it is not safe to go on [state=optimizer.state." in text
+    original = [replace(way, orig=True) for way in (untrained[1].saved, untrained[1].restored)]
+    untrained[1] = replace(untrained[1], saved=original[0], restored=original[1])
+    assert wrong(tmp_path, [whole, *untrained]) == {}

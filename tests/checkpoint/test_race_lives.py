@@ -1,4 +1,7 @@
-"""Every point of a save at which something may die, once: on a file system that nodes see differently, and sharded."""
+"""kill -9 at every named point of a save: what is found afterwards is the last committed save, whole.
+
+On a disk, on an object store, on a file system that nodes see differently, and sharded.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import pytest
 from tests.checkpoint import points
 from tests.checkpoint.lives import Kill, Life, faults, lived
 from tests.harness.fusefs import FuseMount, require
+from tests.harness.moto_s3 import BUCKET
 
 
 def chain(directory, ways, places, env=None, *, sharded):
@@ -16,6 +20,30 @@ def chain(directory, ways, places, env=None, *, sharded):
         kinds = [one.kind for one in lived(life, places(number), env or {})]
         assert kinds[kill.rank] == "died" if kill else set(kinds) == {"value"}, (kill, kinds)
     return (directory / "ledger").read_text()
+
+
+# On a disk the first save, where it matters that there is none before it; on an object store what it does in its own
+# way: an upload that is cut, one that is not committed, the commit, removals.
+WAYS = {
+    "disk": [(points.PART_WRITTEN, 1), (points.PARTS_WRITTEN, 1), (points.COMMITTED, 1)],
+    "s3": [
+        (points.PART_OPENED, 1),
+        (points.PARTS_WRITTEN, 2),
+        (points.COMMITTED, 2),
+        (points.PRUNED_ONE_MANIFEST, 1),
+    ],
+}
+
+
+@pytest.mark.parametrize(("where", "found"), [("disk", [-1, -1, -1, 0]), ("s3", [-1, -1, 0, 2, 3])])
+def test_full_saves_of_one_rank(tmp_path, request, where, found):
+    s3 = request.getfixturevalue("s3") if where == "s3" else None
+    place, env = (f"s3://{BUCKET}/lives", s3.environment) if s3 else (str(tmp_path / "place"), {})
+    ways = [Kill("rank", 0, point, arrival) for point, arrival in WAYS[where]]
+    ledger = chain(tmp_path, ways, lambda _: [place], env, sharded=False)
+    assert faults(ledger) == []
+    resumed = [line.split() for line in ledger.splitlines() if line.startswith("resumed")]
+    assert [int(step) for _, _, _, step, _ in resumed] == found
 
 
 def every_point(rank):

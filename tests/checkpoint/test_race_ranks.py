@@ -16,9 +16,46 @@ from flytekitplugins_safedist.checkpoint import Checkpoints, per_rank
 from flytekitplugins_safedist.errors import CheckpointError
 from tests.checkpoint import points
 from tests.checkpoint.saving import reach_stores
-from tests.fs.ranks import agents_store, meeting_point, processes, rank_env
+from tests.fs.ranks import agents_store, faults_of, outcomes_of
 from tests.harness.product import agreement, group, saves
 from tests.harness.product import store as stores
+from tests.harness.shared import directory_of_all_workers, shared
+
+WORKS = {2: {}, 3: {}, 4: {}}
+"""By the number of ranks and its name, what they do one after the other in one process group; each is a test."""
+
+
+def by_ranks(count):
+    """Have so many ranks do it, in a directory, with a patch that ends with it. Whatever it asserts, each rank does."""
+
+    def add(work):
+        WORKS[count][work.__name__] = work
+        return work
+
+    return add
+
+
+def join():
+    reach_stores()
+    dist.init_process_group("gloo")
+
+
+def all_works(directory, count):
+    join()
+    return faults_of(WORKS[count], dist.barrier, directory)
+
+
+@pytest.fixture(scope="session")
+def wrong(tmp_path_factory):
+    """By the number of ranks, what has gone wrong in each: done once for the tests of all workers. Three find what two
+    have left."""
+    directory = tmp_path_factory.mktemp("ranks")
+
+    def make():
+        return {count: [one.get() for one in outcomes_of(count, all_works, directory, count)] for count in WORKS}
+
+    with shared(directory_of_all_workers(tmp_path_factory), "race-ranks", make) as found:
+        yield found
 
 
 class Loader:
@@ -42,86 +79,64 @@ def sharded_model():
 
 
 def begin(kind="plain"):
-    reach_stores()
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     return dist.get_rank(), {"model": sharded_model() if kind == "sharded" else torch.nn.Linear(4, 4)}
 
 
-def ranks(work, *arguments, count=2, meeting=None):
-    meeting = meeting or meeting_point()
-    envs = [{**rank_env(rank, count), **meeting} for rank in range(count)]
-    with processes([(work, *map(str, arguments))] * count, envs) as started:
-        return [one.outcome() for one in started]
-
-
-def values(outcomes):
-    return [one.get() for one in outcomes]
-
-
-def save_own(place, kind):
-    rank, state = begin(kind)
-    torch.manual_seed(rank)
-    state |= {"loader": per_rank(Loader(100 + rank)), "random": per_rank(torch.get_rng_state())}
+def save(place, state, step=0):
     with Checkpoints(place, every=None) as ckpt:
-        ckpt.save(3, state, force=True)
-    return torch.rand(1).item()
+        ckpt.save(step, state, force=True)
 
 
-def restore_own(place, kind):
-    _, state = begin(kind)
-    loader, random = Loader(0), per_rank(None)
-    assert Checkpoints(place).restore({**state, "loader": per_rank(loader), "random": random}) == 4
-    if random.value is None:
-        return loader.at, None
-    torch.set_rng_state(random.value)
-    return loader.at, torch.rand(1).item()
-
-
-@pytest.mark.parametrize("kind", ["plain", "sharded"])
-def test_each_rank_gets_its_own_back_and_other_numbers_of_ranks_leave_theirs_as_it_is(tmp_path, kind):
-    drawn = values(ranks(save_own, tmp_path, kind))
-    assert values(ranks(restore_own, tmp_path, kind)) == [(100, drawn[0]), (101, drawn[1])]
-    assert drawn[0] != drawn[1]
-    if kind == "plain":
-        assert values(ranks(restore_own, tmp_path, kind, count=3)) == [(0, None)] * 3
-
-
-def save_own_model(place):
-    begin()
-    with Checkpoints(place, every=None) as ckpt:
-        ckpt.save(0, {"expert": per_rank(torch.nn.Linear(2, 2))}, force=True)
-
-
-def restore_own_model(place):
-    begin()
+def failure(work, *arguments, **options):
+    """What it raises, as a text; else what it returns."""
     try:
-        return Checkpoints(place).restore({"expert": per_rank(torch.nn.Linear(2, 2))})
+        return work(*arguments, **options)
     except Exception as error:
-        return str(error)
+        return f"{type(error).__name__}: {error}"
 
 
-def test_a_model_of_each_ranks_own_is_not_begun_anew_by_other_numbers_of_ranks(tmp_path):
-    values(ranks(save_own_model, tmp_path))
-    for text in values(ranks(restore_own_model, tmp_path, count=3)):
-        assert re.search(r"fit as many ranks as have saved them .*state=expert.*2 ranks .* there are 3 now", text)
+@by_ranks(2)
+def each_rank_gets_its_own_back(directory, _):
+    for kind in ("plain", "sharded"):
+        rank, state = begin(kind)
+        torch.manual_seed(rank)
+        own = {"loader": per_rank(Loader(100 + rank)), "random": per_rank(torch.get_rng_state())}
+        save(directory / f"own-{kind}", {**state, **own}, 3)
+        drawn = torch.rand(1)
+        loader, random = Loader(0), per_rank(None)
+        state |= {"loader": per_rank(loader), "random": random}
+        assert Checkpoints(directory / f"own-{kind}").restore(state) == 4
+        torch.set_rng_state(random.value)
+        assert (loader.at, torch.rand(1)) == (100 + rank, drawn)
+    save(directory / "own-model", {"expert": per_rank(torch.nn.Linear(2, 2))})
 
 
-def in_its_order(place):
-    rank, _ = begin()
-    names = [f"layer{number}" for number in (3, 1, 4, 0, 2)]
-    with Checkpoints(place, every=None) as ckpt:
-        held = {name: torch.ones(2 + index % 2) if index else 1 for index, name in enumerate(names)}
-        empty = per_rank([torch.empty(0), torch.full((2,), float(rank))])
-        ckpt.save(0, {"shadow": held, "own": per_rank(dict(held)), "empty": empty}, force=True)
-    shadow, own, empty = dict.fromkeys(sorted(names)), per_rank(None), per_rank(None)
-    ckpt.restore({"shadow": shadow, "own": own, "empty": empty})
-    return [*shadow] == [*own.value] == names, [each.tolist() for each in empty.value]
+@by_ranks(3)
+def another_number_of_ranks_leaves_what_is_its_own_as_it_is(directory, _):
+    loader, random = Loader(0), per_rank(None)
+    state = {**begin()[1], "loader": per_rank(loader), "random": random}
+    assert Checkpoints(directory / "own-plain").restore(state) == 4
+    assert (loader.at, random.value) == (0, None)
 
 
-def test_what_several_ranks_write_of_one_dict_comes_back_in_its_order_and_tensors_of_nothing_in_their_places(tmp_path):
+@by_ranks(3)
+def a_model_of_each_ranks_own_is_not_begun_anew_by_another_number_of_ranks(directory, _):
+    text = failure(Checkpoints(directory / "own-model").restore, {"expert": per_rank(torch.nn.Linear(2, 2))})
+    assert re.search(r"fit as many ranks as have saved them .*state=expert.*2 ranks .* there are 3 now", text)
+
+
+@by_ranks(2)
+def what_several_ranks_write_of_one_dict_comes_back_in_its_order_and_tensors_of_nothing_in_their_places(directory, _):
     """Who goes through it beside model.parameters(), as averaged weights are, relies on it."""
-    assert values(ranks(in_its_order, tmp_path)) == [(True, [[], [0.0, 0.0]]), (True, [[], [1.0, 1.0]])]
+    rank, names = dist.get_rank(), [f"layer{number}" for number in (3, 1, 4, 0, 2)]
+    held = {name: torch.ones(2 + index % 2) if index else 1 for index, name in enumerate(names)}
+    empty = per_rank([torch.empty(0), torch.full((2,), float(rank))])
+    save(directory / "order", {"shadow": held, "own": per_rank(dict(held)), "empty": empty})
+    shadow, own, empty = dict.fromkeys(sorted(names)), per_rank(None), per_rank(None)
+    Checkpoints(directory / "order").restore({"shadow": shadow, "own": own, "empty": empty})
+    assert [*shadow] == [*own.value] == names
+    assert [each.tolist() for each in empty.value] == [[], [float(rank)] * 2]
 
 
 class Fails(torch.nn.Module):
@@ -139,7 +154,8 @@ class Fails(torch.nn.Module):
             raise ValueError("cannot load")
 
 
-def one_fails_beside_fsdp1(place, where):
+@by_ranks(2)
+def who_fails_beside_a_model_of_fsdp1s_leaves_no_other_in_a_collective(directory, patch):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     rank, _ = begin()
@@ -147,177 +163,163 @@ def one_fails_beside_fsdp1(place, where):
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
-    ckpt, get = Checkpoints(place, every=None), stores.Store.get
-    try:
+    get = stores.Store.get
+
+    def save_and_restore(where):
         state = {"other": Fails(where if rank else ""), "model": model, "optimizer": optimizer}
-        ckpt.save(0, state, force=True)
-        ckpt.wait()
+        save(directory / f"fsdp1-{where}", state)
         if where == "read" and rank:
-            stores.Store.get = lambda self, name: None if name.endswith(saves.MANIFEST) else get(self, name)
-        ckpt.restore(state)
-    except Exception as error:
-        return str(error)
-    return "restored"
+            patch.setattr(
+                stores.Store, "get", lambda self, name: get(self, name) if not name.endswith(saves.MANIFEST) else None
+            )
+        Checkpoints(directory / f"fsdp1-{where}").restore(state)
+
+    for where, said in {"save": "cannot be saved", "load": "cannot load", "read": "has no manifest"}.items():
+        assert said in failure(save_and_restore, where)
 
 
-@pytest.mark.parametrize(
-    ("where", "said"), [("save", "cannot be saved"), ("read", "has no manifest"), ("load", "cannot load")]
-)
-def test_who_fails_beside_a_model_of_fsdp1s_leaves_no_other_in_a_collective(tmp_path, where, said):
-    for text in values(ranks(one_fails_beside_fsdp1, tmp_path, where)):
-        assert said in text
-
-
-def save_where_only_this_rank_sees(place, force):
+@by_ranks(2)
+def a_place_that_is_not_shared_is_an_error_of_every_rank_at_once_and_nothing_is_left_in_it(directory, patch):
     rank, state = begin()
-    stores.LATE_SECONDS = 0.1
-    ckpt = Checkpoints(f"{place}/{rank}", every=None)
-    try:
-        ckpt.save(0, state, force=bool(int(force)))
+    patch.setattr(stores, "LATE_SECONDS", 0.1)
+
+    def save_where_only_this_rank_sees(place, force):
+        ckpt = Checkpoints(place / str(rank), every=None)
+        ckpt.save(0, state, force=force)
         ckpt.wait()
-    except Exception as error:
-        return str(error)
 
-
-@pytest.mark.parametrize(("force", "file"), [(1, "__1_0.distcp"), (0, "/1")], ids=["a save", "a step before it"])
-def test_a_place_that_is_not_shared_is_an_error_of_every_rank_at_once_and_nothing_is_left_in_it(tmp_path, force, file):
-    for text in values(ranks(save_where_only_this_rank_sees, tmp_path, force)):
+    for force, file in ((True, "__1_0.distcp"), (False, "/1")):  # a save, and a step before it
+        text = failure(save_where_only_this_rank_sees, directory / f"apart-{force}", force)
         assert re.search(rf"the nodes do not share the place \[place=.*/0\] \(seen: .*{file} ", text), text
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+        dist.barrier()
+        assert [path for path in (directory / f"apart-{force}").rglob("*") if path.is_file()] == []
 
 
-def save_refused(place, kind):
-    rank, state = begin(kind)
-    said = []
-    meta = {"of": torch.ones(1, device="meta" if rank else "cpu")}
-    for loader in (Loader(100 + rank), {"of": object()} if rank else {"of": 1}, meta, {"of": object()}):
-        try:
-            Checkpoints(f"{place}/{len(said)}", every=timedelta(microseconds=1)).save(0, {**state, "loader": loader})
-        except CheckpointError as error:
-            said.append(str(error))
-        else:
-            said.append("saved")
-    return said
+@by_ranks(2)
+def what_differs_or_one_rank_or_none_can_save_is_an_error_in_every_rank_at_once(directory, _):
+    for kind in ("plain", "sharded"):
+        rank, state = begin(kind)
+        refused = [
+            (Loader(100 + rank), r"state=loader.*other than rank 0's on ranks 1.*per_rank"),
+            ({"of": object()} if rank else {"of": 1}, r"state=loader.of.*object"),
+            ({"of": torch.ones(1, device="meta" if rank else "cpu")}, r"state=loader.of.*on meta"),
+            ({"of": object()}, r"state=loader.of.*object"),
+        ]
+        for number, (loader, said) in enumerate(refused):
+            ckpt = Checkpoints(directory / f"refused-{kind}-{number}", every=timedelta(microseconds=1))
+            assert re.search(said, failure(ckpt.save, 0, {**state, "loader": loader})), said
 
 
-@pytest.mark.parametrize("kind", ["plain", "sharded"])
-def test_what_differs_or_one_rank_or_none_can_save_is_an_error_in_every_rank_at_once(tmp_path, kind):
-    for differs, one_cannot, one_cannot_read, none_can in values(ranks(save_refused, tmp_path, kind)):
-        assert re.search(r"state=loader.*other than rank 0's on ranks 1.*per_rank", differs), differs
-        assert re.search(r"state=loader.of.*object", one_cannot), one_cannot
-        assert re.search(r"state=loader.of.*on meta", one_cannot_read), one_cannot_read
-        assert re.search(r"state=loader.of.*object", none_can), none_can
-
-
-def save_to_a_store_that_fails(place, of_rank):
+@by_ranks(2)
+def a_save_that_fails_in_one_rank_is_an_error_of_every_rank_at_the_end(directory, patch):
     rank, state = begin("sharded")
 
     def full(point):
         if point == points.PART_OPENED:
             raise OSError(28, "No space left on device")
 
-    points.on_point = full if rank == int(of_rank) else None
-    ckpt = Checkpoints(place, every=None)
-    ckpt.save(0, state, force=True)
-    try:
-        ckpt.wait()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "saved"
+    for of_rank in range(2):
+        patch.setattr(points, "on_point", full if rank == of_rank else None)
+        ckpt = Checkpoints(directory / f"full-{of_rank}", every=None)
+        ckpt.save(0, state, force=True)
+        assert "No space left on device" in failure(ckpt.wait)
 
 
-@pytest.mark.parametrize("of_rank", [0, 1])
-def test_a_save_that_fails_in_one_rank_is_an_error_of_every_rank_at_the_end(tmp_path, of_rank):
-    for text in values(ranks(save_to_a_store_that_fails, tmp_path, of_rank)):
-        assert "No space left on device" in text
-
-
-def save_that_is_there_all_the_same(place):
+@by_ranks(2)
+def a_save_that_a_store_has_and_denies_is_removed_whole_or_stays_whole(directory, patch):
     """The store has the manifest, says that it has not, and is away for rank 0 from then on."""
     rank, state = begin()
-    put, remove = stores.Store.put, stores.Store.remove
+    put = stores.Store.put
 
     def put_and_fail(self, name, data):
         put(self, name, data)
-        stores.Store.remove = away
+        patch.setattr(stores.Store, "remove", away)
         away(self, name)
 
     def away(self, name):
         raise OSError(5, "Input/output error")
 
     if rank == 0:
-        stores.Store.put = put_and_fail
-    ckpt = Checkpoints(place, every=None)
+        patch.setattr(stores.Store, "put", put_and_fail)
+    ckpt = Checkpoints(directory / "denied", every=None)
     ckpt.save(0, state, force=True)
-    with pytest.raises((OSError, CheckpointError), match="Input/output error"):
-        ckpt.wait()
+    assert "Input/output error" in failure(ckpt.wait)
     dist.barrier()
-    stores.Store.put, stores.Store.remove = put, remove
-    return Checkpoints(place).restore(state)
+    patch.undo()
+    assert Checkpoints(directory / "denied").restore(state) == 1
 
 
-def test_a_save_that_a_store_has_and_denies_is_removed_whole_or_stays_whole(tmp_path):
-    assert values(ranks(save_that_is_there_all_the_same, tmp_path)) == [1, 1]
-
-
-def save_that_is_committed_late(place):
+@by_ranks(2)
+def who_gives_up_waiting_for_the_commit_leaves_its_part_of_the_save(directory, patch):
     """Rank 1 has waited for rank 0's word for too long as that one commits."""
     rank, state = begin()
     state["own"] = per_rank(Loader(rank))
     put = stores.Store.put
 
     def put_late(self, name, data):
-        stores.Store.put = put
+        patch.undo()
         dist.barrier()
         put(self, name, data)
 
+    ckpt = Checkpoints(directory / "late", every=None)
     if rank == 0:
-        stores.Store.put = put_late
-    else:
-        group.WORD_SECONDS, group.WRITE_SECONDS = 0.1, 0.2
-    ckpt = Checkpoints(place, every=None)
-    ckpt.save(0, state, force=True)
-    if rank:
-        with pytest.raises(CheckpointError, match="did not come"):
-            ckpt.wait()
-        dist.barrier()
-    else:
+        patch.setattr(stores.Store, "put", put_late)
+        ckpt.save(0, state, force=True)
         ckpt.wait()
+    else:
+        patch.setattr(group, "WORD_SECONDS", 0.1)
+        patch.setattr(group, "WRITE_SECONDS", 0.2)
+        ckpt.save(0, state, force=True)
+        assert "did not come" in failure(ckpt.wait)
+        dist.barrier()
     dist.barrier()
-    return Checkpoints(place).restore(state)
+    patch.undo()
+    assert Checkpoints(directory / "late").restore(state) == 1
 
 
-def test_who_gives_up_waiting_for_the_commit_leaves_its_part_of_the_save(tmp_path):
-    assert values(ranks(save_that_is_committed_late, tmp_path)) == [1, 1]
+@by_ranks(2)
+def one_damaged_part_of_many_and_all_ranks_pass_the_save_over(directory, patch):
+    rank, state = begin("sharded")
+    patch.setattr(stores, "LATE_SECONDS", 0.1)
+    for step in (4, 9):
+        save(directory / "damaged", state, step)
+    store, part = stores.Store(str(directory / "damaged")), "__1_0.distcp"
+    dist.barrier()
+    if rank == 0:
+        newest = saves.committed(store)[0]
+        chunks = [chunk for item in saves.read_manifest(store, newest).items for chunk in item["chunks"]]
+        at = next(at for _, _, name, at, _, _ in chunks if name == part)
+        data = bytearray(store.get(f"{newest}/{part}"))
+        data[at] ^= 1
+        store.put(f"{newest}/{part}", bytes(data))
+    dist.barrier()
+    assert Checkpoints(directory / "damaged").restore(state) == 5
 
 
-def save_normed(place):
+@by_ranks(2)
+def what_ranks_hold_alike_is_written_by_all_and_running_means_are_rank_0s(directory, _):
     """A model with buffers that differ between ranks, as running means do."""
     rank, _ = begin()
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)), torch.nn.BatchNorm1d(64))
     means = [model[4].running_mean, model[4].running_var]
     for one in means:
         one.fill_(rank)
-    with Checkpoints(place, every=None) as ckpt:
-        ckpt.save(0, {"model": model}, force=True)
+    save(directory / "normed", {"model": model})
     for one in means:
         one.fill_(-1)
-    Checkpoints(place).restore({"model": model})
-    return torch.cat(means).unique().tolist()
-
-
-def test_what_ranks_hold_alike_is_written_by_all_and_running_means_are_rank_0s(tmp_path):
-    assert values(ranks(save_normed, tmp_path)) == [[0.0], [0.0]]
-    sizes = [path.stat().st_size for path in tmp_path.rglob("*.distcp")]
+    Checkpoints(directory / "normed").restore({"model": model})
+    assert torch.cat(means).unique().tolist() == [0.0]
+    sizes = [path.stat().st_size for path in (directory / "normed").rglob("*.distcp")]
     assert len(sizes) == 2
     assert max(sizes) < 1.3 * min(sizes)
 
 
-def due_by_time(place):
+@by_ranks(2)
+def what_is_due_by_time_is_saved_by_all_at_rank_0s_step(directory, patch):
     _, state = begin()
     now = [0.0]
-    agreement.time = SimpleNamespace(monotonic=lambda: now[0])
-    ckpt = Checkpoints(place, every=timedelta(seconds=10))
+    patch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ckpt = Checkpoints(directory / "by-time", every=timedelta(seconds=10))
     ckpt.restore(state)
     saved = []
     for step in range(40):
@@ -326,12 +328,7 @@ def due_by_time(place):
             saved.append(step)
         ckpt.save(step, state)
         ckpt.wait()
-    return saved
-
-
-def test_what_is_due_by_time_is_saved_by_all_at_rank_0s_step(tmp_path):
-    one, other = values(ranks(due_by_time, tmp_path))
-    assert one == other == [9, 19, 29, 39]
+    assert saved == [9, 19, 29, 39]
 
 
 # --- alike, or refused ------------------------------------------------------------------------------------------------
@@ -431,21 +428,6 @@ def differing(what, rank):
     }[what]()
 
 
-def save_differing(place, *names):
-    """What comes of each of these, one after the other."""
-    rank, _ = begin()
-    return {what: save_one(f"{place}/{what}", differing(what, rank)) for what in names}
-
-
-def save_one(place, state):
-    try:
-        with Checkpoints(place, every=None) as ckpt:
-            ckpt.save(0, state, force=True)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "saved"
-
-
 REFUSED = {
     "a parameter of each rank's own": r"state=model.expert\].*other than rank 0's on ranks 1.*per_rank",
     "a buffer": r"state=model.bias\].*other than rank 0's on ranks 1.*DistributedDataParallel",
@@ -472,82 +454,42 @@ TAKEN = (
 )
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_what_ranks_hold_differently_is_refused_by_its_name_on_every_rank_and_what_they_hold_alike_is_saved(
-    tmp_path, count
-):
-    names = [what for what in (*REFUSED, *TAKEN) if ("meshes" in what) == (count == 4)]
-    for found in values(ranks(save_differing, tmp_path, *names, count=count)):
-        said = {what: REFUSED.get(what, "^saved$") for what in names}
-        assert {what: text for what, text in found.items() if not re.search(said[what], text)} == {}
-    assert {path.parents[1].name for path in tmp_path.rglob("manifest.json")} == {*names} & {*TAKEN}
+@by_ranks(2)
+@by_ranks(4)
+def what_ranks_hold_differently_is_refused_by_its_name_on_every_rank_and_what_they_hold_alike_is_saved(directory, _):
+    rank, count = dist.get_rank(), dist.get_world_size()
+    expected = REFUSED | dict.fromkeys(TAKEN, "^None$")
+    expected = {what: said for what, said in expected.items() if ("meshes" in what) == (count == 4)}
+    found = {what: str(failure(save, directory / "alike" / what, differing(what, rank))) for what in expected}
+    assert {what: text for what, text in found.items() if not re.search(expected[what], text)} == {}
+    there = {path.parents[1].name for path in (directory / "alike").rglob("manifest.json")}
+    assert there & expected.keys() == {*TAKEN} & expected.keys()
 
 
-def save_nested(place):
-    begin()
-    tree = {7: (sharded([0.0, 1.0, 2.0]), [sharded([3.0])]), "odd": {"x": (torch.ones(2),)}}
-    with Checkpoints(place, every=None) as ckpt:
-        ckpt.save(0, {"tree": tree}, force=True)
+@by_ranks(2)
+@by_ranks(3)
+def sharded_tensors_are_found_in_dicts_by_numbers_and_in_tuples(directory, _):
+    def tree(*values, odd):
+        return {7: (sharded(values[:3]), [sharded(values[3:])]), "odd": {"x": (odd,)}}
 
-
-def restore_nested(place):
-    begin()
-    tree = {7: (sharded([9.0, 9.0, 9.0]), [sharded([9.0])]), "odd": {"x": (torch.zeros(2),)}}
-    state, parts = {"tree": tree}, (tree[7][0], tree[7][1][0])
-    Checkpoints(place).restore(state)
-    assert state["tree"] is tree
-    assert (tree[7][0], tree[7][1][0]) == parts
-    return [one.full_tensor().tolist() for one in parts], tree["odd"]["x"][0].tolist()
-
-
-def test_sharded_tensors_are_found_in_dicts_by_numbers_and_in_tuples(tmp_path):
-    values(ranks(save_nested, tmp_path))
-    for count in (1, 2, 3):
-        assert values(ranks(restore_nested, tmp_path, count=count)) == [([[0.0, 1.0, 2.0], [3.0]], [1.0, 1.0])] * count
+    if dist.get_world_size() == 2:
+        save(directory / "nested", {"tree": tree(0.0, 1.0, 2.0, 3.0, odd=torch.ones(2))})
+    mine = tree(9.0, 9.0, 9.0, 9.0, odd=torch.zeros(2))
+    state, parts = {"tree": mine}, (mine[7][0], mine[7][1][0])
+    Checkpoints(directory / "nested").restore(state)
+    assert state["tree"] is mine
+    assert (mine[7][0], mine[7][1][0]) == parts
+    assert [one.full_tensor().tolist() for one in parts] == [[0.0, 1.0, 2.0], [3.0]]
+    assert mine["odd"]["x"][0].tolist() == [1.0, 1.0]
 
 
 # --- who comes, and who does not --------------------------------------------------------------------------------------
-def alone(place, restores):
-    rank, state = begin()
-    said = []
-    group.logger.warning = said.append
-    ckpt = Checkpoints(place, every=None)
-    if int(restores):
-        ckpt.restore(state)
-    group.WORD_SECONDS, group.PATIENCE_SECONDS = 0.2, 1.0
-    if rank:
-        return dist.barrier()
-    try:
-        ckpt.save(0, state, force=True)
-    except Exception as error:
-        dist.barrier()
-        return [said[0], f"{type(error).__name__}: {error}"], len(said), error.of_another
-
-
-@pytest.mark.parametrize("restores", [0, 1], ids=["at its first call", "after a restore"])
-def test_a_rank_that_saves_alone_says_for_whom_it_waits_and_gives_up(tmp_path, restores):
-    with agents_store() as meeting:  # in a store of its own rank 0 would wait for the other to have read its answer
-        first, _ = values(ranks(alone, tmp_path, restores, meeting=meeting))
-    whom = "rank 0 has waited for rank 1" if restores else "ranks did not come to their first meeting: 1: waited"
-    texts, times, is_of_another = first
-    assert times > 1, "the first time it goes on waiting"
-    assert is_of_another, "no cause, where that rank fails later"
-    for text in texts:
-        assert re.search(rf"{whom} for \d+ s", text)
-        assert "Checkpoints.save" in text
-        assert "every rank" in text
-
-
-def ask_alone(place):
-    _, state = begin()
-    ckpt = Checkpoints(place, every=None)
-    ckpt.save(3, state, force=True)
+@by_ranks(2)
+def each_rank_may_wait_by_itself_until_the_save_is_committed_and_ask_for_steps(directory, _):
+    ckpt = Checkpoints(directory / "alone", every=None)
+    ckpt.save(3, begin()[1], force=True)
     ckpt.wait()
-    return ckpt.latest, Checkpoints(place).steps()
-
-
-def test_each_rank_may_wait_by_itself_until_the_save_is_committed_and_ask_for_steps(tmp_path):
-    assert values(ranks(ask_alone, tmp_path)) == [(3, [3])] * 2
+    assert (ckpt.latest, Checkpoints(directory / "alone").steps()) == (3, [3])
 
 
 class Refuses(Loader):
@@ -558,21 +500,14 @@ class Refuses(Loader):
             raise ValueError("not this one")
 
 
-def load_in_one(place):
-    _, state = begin()
+@by_ranks(2)
+def what_one_rank_cannot_load_is_an_error_of_every_rank(directory, _):
+    rank, state = begin()
     state["loader"] = Refuses(1)
-    with Checkpoints(place, every=None) as ckpt:
-        ckpt.save(0, state, force=True)
-    try:
-        return Checkpoints(place).restore(state)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def test_what_one_rank_cannot_load_is_an_error_of_every_rank(tmp_path):
-    one, other = values(ranks(load_in_one, tmp_path))
-    assert "could not do its part of a checkpoint [rank=1] (seen: ValueError: not this one)" in one
-    assert other == "ValueError: not this one"
+    save(directory / "refuses", state)
+    text = failure(Checkpoints(directory / "refuses").restore, state)
+    told = "could not do its part of a checkpoint [rank=1] (seen: ValueError: not this one)"
+    assert text == "ValueError: not this one" if rank else told in text
 
 
 class MuteError(Exception):
@@ -594,22 +529,18 @@ class RefusesWithoutWords(Loader):
         return super().state_dict()
 
 
-def save_in_one(place):
-    _, state = begin()
+@by_ranks(2)
+def an_error_that_cannot_say_what_it_is_is_an_error_of_every_rank_as_well(directory, _):
+    rank, state = begin()
     state["loader"] = RefusesWithoutWords(1)
-    try:
-        Checkpoints(place, every=None).save(0, state, force=True)
-    except Exception as error:
-        return type(error).__name__, getattr(error, "seen", "")
-
-
-def test_an_error_that_cannot_say_what_it_is_is_an_error_of_every_rank_as_well(tmp_path):
+    with pytest.raises(MuteError if rank else CheckpointError) as caught:
+        save(directory / "mute", state)
     told = "MuteError: <no message: str() of it raised AttributeError: no text>"
-    assert values(ranks(save_in_one, tmp_path)) == [("CheckpointError", told), ("MuteError", "")]
+    assert rank or caught.value.seen == told
 
 
-def evaluate_and_save(place):
-    begin()
+@by_ranks(2)
+def after_an_evaluation_a_sharded_model_is_saved_and_restored(directory, _):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -619,7 +550,7 @@ def evaluate_and_save(place):
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
     state = {"model": model, "optimizer": optimizer}
-    with Checkpoints(place, every=None) as ckpt:
+    with Checkpoints(directory / "evaluated", every=None) as ckpt:
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
         with torch.no_grad():
@@ -631,28 +562,61 @@ def evaluate_and_save(place):
             ckpt.save(1, state, force=True)
         with torch.no_grad():
             model(torch.ones(1, 4))
-        return ckpt.restore(state)
+        assert ckpt.restore(state) == 2
 
 
-def test_after_an_evaluation_a_sharded_model_is_saved_and_restored(tmp_path):
-    assert values(ranks(evaluate_and_save, tmp_path)) == [2, 2]
-
-
-def two_trainers(scratch):
+@by_ranks(2)
+def two_trainers_of_one_process_resume_from_files_of_their_own_alone(directory, _):
     from flytekitplugins_safedist.checkpoint.transformers import SafedistCallback
 
-    rank, _ = begin()
+    rank = dist.get_rank()
     for name in ("first", "second"):
-        callback = SafedistCallback(f"{scratch}/{name}", every=1)
+        callback = SafedistCallback(directory / name, every=1)
+        made = directory / f"of-{name}" / "checkpoint-1"
         if rank == 0:
-            Path(scratch, f"of-{name}", "checkpoint-1").mkdir(parents=True)
-            Path(scratch, f"of-{name}", "checkpoint-1", name).write_text(name)
-        of = SimpleNamespace(output_dir=f"{scratch}/of-{name}", process_index=rank, world_size=2)
+            made.mkdir(parents=True)
+            (made / name).write_text(name)
+        of = SimpleNamespace(output_dir=str(made.parent), process_index=rank, world_size=2)
         callback.on_save(of, SimpleNamespace(global_step=1, best_model_checkpoint=None), None)
         callback.checkpoints.wait()
-    newest = [SafedistCallback(f"{scratch}/{name}").newest() for name in ("first", "second")]
-    return [sorted(path.name for path in Path(each).iterdir()) for each in newest]
+    for name in ("first", "second"):
+        newest = SafedistCallback(directory / name).newest()
+        assert [path.name for path in Path(newest).iterdir()] == [name]
 
 
-def test_two_trainers_of_one_process_resume_from_files_of_their_own_alone(tmp_path):
-    assert values(ranks(two_trainers, tmp_path)) == [[["first"], ["second"]]] * 2
+@pytest.mark.parametrize(("count", "name"), [(count, name) for count, works in WORKS.items() for name in works])
+def test_by_ranks(wrong, count, name):
+    texts = [of_rank[name] for of_rank in wrong[count] if of_rank[name]]
+    assert not texts, "\n".join(texts)
+
+
+def alone(place, restores):
+    join()
+    rank, state = begin()
+    said = []
+    group.logger.warning = said.append
+    ckpt = Checkpoints(place, every=None)
+    if restores:
+        ckpt.restore(state)
+    group.WORD_SECONDS, group.PATIENCE_SECONDS = 0.2, 1.0
+    if rank:
+        return dist.barrier()
+    try:
+        ckpt.save(0, state, force=True)
+    except Exception as error:
+        dist.barrier()
+        return [said[0], f"{type(error).__name__}: {error}"], len(said), error.of_another
+
+
+@pytest.mark.parametrize("restores", [0, 1], ids=["at its first call", "after a restore"])
+def test_a_rank_that_saves_alone_says_for_whom_it_waits_and_gives_up(tmp_path, restores):
+    with agents_store() as meeting:  # in a store of its own rank 0 would wait for the other to have read its answer
+        first, _ = (one.get() for one in outcomes_of(2, alone, str(tmp_path), restores, meeting=meeting))
+    whom = "rank 0 has waited for rank 1" if restores else "ranks did not come to their first meeting: 1: waited"
+    texts, times, is_of_another = first
+    assert times > 1, "the first time it goes on waiting"
+    assert is_of_another, "no cause, where that rank fails later"
+    for text in texts:
+        assert re.search(rf"{whom} for \d+ s", text)
+        assert "Checkpoints.save" in text
+        assert "every rank" in text

@@ -11,17 +11,19 @@ import subprocess
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from tests.harness.procs import Running, Warm
 
 DEADLINE = 240.0
 """Seconds after which a process that says nothing hangs; generous, for slow machines. Never a measure."""
-_fork = multiprocessing.get_context("fork")
+_fork, _spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
 
 AT_LENGTH = os.environ.get("SAFEDIST_TEST_AT_LENGTH", "0") not in ("", "0")
 """Whether the races run at the size that docs/fs.md tells of, which takes minutes each. They are the same races."""
@@ -52,11 +54,18 @@ class Outcome:
 
 
 class Process:
-    """One forked process that runs ``work(*args)``, with a channel for ordering: ``pause`` there, ``resume`` here."""
+    """One forked process that runs ``work(*args)``, with a channel for ordering: ``pause`` there, ``resume`` here.
 
-    def __init__(self, work: Callable[..., Any], *args: Any, env: dict[str, str] | None = None) -> None:
+    A ``small`` one is a fresh interpreter that has imported the module of ``work`` alone: its forks cost a fraction of
+    those of a process that has torch.
+    """
+
+    def __init__(
+        self, work: Callable[..., Any], *args: Any, env: dict[str, str] | None = None, small: bool = False
+    ) -> None:
         self._here, there = _fork.Pipe()
-        self._process = _fork.Process(target=_main, args=(there, self._here, work, args, env or {}))
+        start: Any = _spawn if small else _fork
+        self._process = start.Process(target=_main, args=(there, self._here, work, args, env or {}))
         self._process.start()
         there.close()
         self._paused: list[str] = []
@@ -249,6 +258,37 @@ def processes(
         for process in started:
             if process._process.is_alive():
                 process.kill()
+
+
+def outcomes_of(
+    count: int, work: Callable[..., Any], *args: Any, within: float = DEADLINE, meeting: Any = None, **variables: str
+) -> list[Outcome]:
+    """What becomes of ``work(*args)`` in so many ranks, which find torchrun's variables, and these."""
+    meeting = meeting or meeting_point()
+    envs = [{**rank_env(rank, count), **meeting, **variables} for rank in range(count)]
+    with processes([(work, *args)] * count, envs) as started:
+        return [one.outcome(within) for one in started]
+
+
+def faults_of(works: Mapping[str, Callable[..., None]], meet: Callable[[], object], *args: Any) -> dict[str, str]:
+    """Do them one after the other with what other ranks do; what has gone wrong with each here: nothing, mostly.
+
+    Args:
+        works: by their names; they take ``args`` and a patch that ends with them.
+        meet: returns when all ranks are behind a work.
+        args: for each of them.
+    """
+    wrong = {}
+    for name, work in works.items():
+        sys.stderr.write(f"{name}\n")  # the last one is who hangs
+        with pytest.MonkeyPatch.context() as patch:
+            try:
+                work(*args, patch)
+                wrong[name] = ""
+            except Exception:
+                wrong[name] = traceback.format_exc()
+        meet()
+    return wrong
 
 
 def together(
