@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.server
+import multiprocessing
 import os
 import re
 import threading
@@ -15,21 +16,60 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import fsspec
 import pytest
-import torch.distributed  # noqa: F401  (once, and not in every rank)
+import torch.distributed as dist  # once, and not in every rank
 
-from flytekitplugins_safedist.errors import FsError, FsIdentityError, FsTimeoutError, WorkFailedError
+from flytekitplugins_safedist.errors import DownloadError, FsError, FsIdentityError, FsTimeoutError, WorkFailedError
 from flytekitplugins_safedist.fs import barrier, download_once, once_per_job, once_per_node, rank_zero_first
-from tests.fs.ranks import agents_store, corner, meeting_point, pause, processes, rank_env
+from tests.fs.ranks import agents_store, corner, faults_of, meeting_point, pause, processes, rank_env
+from tests.harness.procs import until
 from tests.harness.product import TorchStore, collective, ranks_met
+from tests.harness.shared import directory_of_all_workers, shared
 
 LONG = 3600.0  # no test waits for this: an outcome within its own bound shows that nothing waited for a time-out
+PLACES = {"corner": corner, "torchrun": agents_store}
+"""Where ranks meet."""
+RANKS, PER_NODE = 8, 4
+WORKS = {}
+"""What ranks do one after the other at each place to meet; each is a test."""
 
 
-@pytest.fixture(params=[corner, agents_store], ids=["corner", "torchrun"])
+def by_ranks(work):
+    """Have :data:`RANKS` do it, in a directory of its own. Whatever it asserts, each rank does."""
+    WORKS[work.__name__] = lambda directory, *more: work(_made(directory / work.__name__), *more)
+    return work
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def wrong(tmp_path_factory):
+    """By the place to meet what has gone wrong in each rank: done once for the tests of all workers."""
+
+    def at(place):
+        directory, gate = tmp_path_factory.mktemp("ranks"), multiprocessing.get_context("fork").Barrier(RANKS)
+
+        def work(rank):
+            return faults_of(WORKS, gate.wait, directory, rank, web)
+
+        with PLACES[place]() as meet, serving() as web, ranks(RANKS, work, meet, PER_NODE) as started:
+            return _values(started)
+
+    def make():
+        return {place: at(place) for place in PLACES}
+
+    with shared(directory_of_all_workers(tmp_path_factory), "race-group", make) as found:
+        yield found
+
+
+@pytest.fixture(params=PLACES)
 def meet(request) -> Iterator[dict[str, str]]:
     """The variables by which ranks find the place to meet."""
-    with request.param() as variables:
+    with PLACES[request.param]() as variables:
         yield variables
 
 
@@ -55,74 +95,107 @@ def _note(place: Path, text: str) -> None:
     os.close(handle)
 
 
+def _failed(work, *arguments, **options):
+    """The error that it ends with."""
+    with pytest.raises((FsError, PermissionError, SystemExit)) as caught:
+        work(*arguments, **options)
+    return caught.value
+
+
+def _of_all(place: Path, text: str) -> list[str]:
+    """The texts of all ranks, in any order."""
+    _note(place, text)
+    barrier(str(place), timeout=LONG)
+    return place.read_text().splitlines()
+
+
 # --- once ----------------------------------------------------------------------------------------------------------
-def test_one_of_16_works_and_all_have_its_result(meet, tmp_path):
-    def work(rank):
-        def once_only():
-            _note(tmp_path / "worked", str(rank))
-            return {"path": tmp_path / "model", "bytes": b"\0", "by": rank, "pair": (1, 2)}
+@by_ranks
+def one_works_and_all_have_its_result(directory, rank, *_):
+    def once_only():
+        _note(directory / "worked", str(rank))
+        return {"path": directory / "model", "bytes": b"\0", "by": rank, "pair": (1, 2)}
 
-        return once_per_job("load", once_only, timeout=LONG), once_per_job("load", once_only, timeout=LONG)
-
-    with ranks(16, work, meet) as started:
-        results = _values(started)
-    (worked,) = (tmp_path / "worked").read_text().split()
-    expected = {"path": tmp_path / "model", "bytes": b"\0", "by": int(worked), "pair": (1, 2)}
-    assert results == [(expected, expected)] * 16
+    found = [once_per_job("load", once_only, timeout=LONG) for _ in range(2)]
+    (worked,) = (directory / "worked").read_text().split()
+    assert found == [{"path": directory / "model", "bytes": b"\0", "by": int(worked), "pair": (1, 2)}] * 2
 
 
-def test_once_per_node_works_once_on_each_node(meet, tmp_path):
-    def work(rank):
-        return once_per_node("load", lambda: _note(tmp_path / "worked", str(rank)) or rank // 2, timeout=LONG)
+@by_ranks
+def once_per_node_works_once_on_each_node(directory, rank, *_):
+    def work():
+        _note(directory / "worked", str(rank))
+        return rank // PER_NODE
 
-    with ranks(4, work, meet, per_node=2) as started:
-        assert _values(started) == [0, 0, 1, 1]
-    assert sorted(int(rank) // 2 for rank in (tmp_path / "worked").read_text().split()) == [0, 1]
-
-
-def test_an_error_reaches_everyone_at_once_with_its_traceback(meet):
-    def work(rank):
-        def fails():
-            raise FileNotFoundError("no such bucket")
-
-        return once_per_job("load", fails, timeout=LONG)
-
-    with ranks(4, work, meet) as started:
-        errors = _errors(started)
-    assert {type(error) for error in errors} == {WorkFailedError}
-    assert all("FileNotFoundError: no such bucket" in str(error) for error in errors)
-    assert all("in fails" in str(error) for error in errors)
-    assert len({str(error) for error in errors}) == 1
+    assert once_per_node("load", work, timeout=LONG) == rank // PER_NODE
+    barrier("all have worked", timeout=LONG)
+    assert sorted(int(rank) // PER_NODE for rank in (directory / "worked").read_text().split()) == [0, 1]
 
 
 class MuteError(Exception):
+    """An error that cannot say what it is."""
+
     def __str__(self):
         raise AttributeError("no text")
 
 
-def test_an_error_that_cannot_say_what_it_is_reaches_everyone_as_well(meet):
-    def work(rank):
-        def fails():
-            raise MuteError
+@by_ranks
+def an_error_reaches_everyone_at_once_with_its_traceback_whatever_it_can_say(directory, *_):
+    mute = "MuteError: <no message: str() of it raised AttributeError: no text>"
+    for number, (raised, said) in enumerate(
+        [(FileNotFoundError("no bucket"), "Error: no bucket"), (MuteError(), mute)]
+    ):
 
-        return once_per_job("load", fails, timeout=LONG)
+        def fails(raised=raised):
+            raise raised
 
-    with ranks(2, work, meet) as started:
-        errors = _errors(started)
-    assert {type(error) for error in errors} == {WorkFailedError}
-    assert all("MuteError: <no message: str() of it raised AttributeError: no text>" in str(error) for error in errors)
+        error = _failed(once_per_job, f"load {number}", fails, timeout=LONG)
+        assert type(error) is WorkFailedError
+        assert said in str(error)
+        assert "in fails" in str(error)
+        assert len({*_of_all(directory / str(number), repr(str(error)))}) == 1
 
 
-def test_who_is_told_to_end_while_it_works_ends_so_and_the_others_are_told(meet):
-    def work(rank):
-        def ends():
-            raise SystemExit(3)
+@by_ranks
+def who_is_told_to_end_while_it_works_ends_so_and_the_others_are_told(directory, *_):
+    def ends():
+        raise SystemExit(3)
 
-        return once_per_job("load", ends, timeout=LONG)
+    error = _failed(once_per_job, "ends", ends, timeout=LONG)
+    ended = _of_all(directory / "ended", type(error).__name__)
+    assert sorted(ended) == ["SystemExit", *["WorkFailedError"] * (RANKS - 1)]
 
-    with ranks(3, work, meet) as started:
-        errors = _errors(started)
-    assert sorted(type(error).__name__ for error in errors) == ["SystemExit", "WorkFailedError", "WorkFailedError"]
+
+@by_ranks
+def work_that_waits_for_itself_is_told_so(*_):
+    error = _failed(once_per_job, "itself", lambda: once_per_job("itself", int), timeout=LONG)
+    assert "waits for itself" in str(error)
+
+
+@by_ranks
+def work_that_failed_can_be_tried_again_by_all(directory, rank, *_):
+    def first_fails():
+        _note(directory / "tries", str(rank))
+        if len((directory / "tries").read_text().split()) == 1:
+            raise OSError("the server is starting")
+        return "loaded"
+
+    assert "the server is starting" in str(_failed(once_per_job, "again", first_fails, timeout=LONG))
+    assert once_per_job("again", first_fails, timeout=LONG) == "loaded"
+    assert len((directory / "tries").read_text().split()) == 2
+
+
+@by_ranks
+def threads_of_one_rank_work_once_too(directory, rank, *_):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def once_only():
+        _note(directory / "worked", str(rank))
+        return rank
+
+    with ThreadPoolExecutor(4) as pool:
+        (by,) = {one.result() for one in [pool.submit(once_per_job, "threads", once_only) for _ in range(4)]}
+    assert (directory / "worked").read_text().split() == [str(by)]
 
 
 def test_who_waits_for_a_worker_that_was_killed_names_it_at_the_deadline(meet):
@@ -144,73 +217,26 @@ def test_who_waits_for_a_worker_that_was_killed_names_it_at_the_deadline(meet):
     assert all("worker=rank 0 of 3" in str(error) for error in errors)
 
 
-def test_work_that_waits_for_itself_is_told_so(meet):
-    with ranks(2, lambda rank: once_per_job("k", lambda: once_per_job("k", int), timeout=LONG), meet) as started:
-        assert all("waits for itself" in str(error) for error in _errors(started))
-
-
-def test_work_that_failed_can_be_tried_again_by_all(meet, tmp_path):
-    def work(rank):
-        def first_fails():
-            _note(tmp_path / "tries", str(rank))
-            if len((tmp_path / "tries").read_text().split()) == 1:
-                raise OSError("the server is starting")
-            return "loaded"
-
-        with pytest.raises(WorkFailedError, match="the server is starting"):
-            once_per_job("load", first_fails, timeout=LONG)
-        return once_per_job("load", first_fails, timeout=LONG)
-
-    with ranks(3, work, meet) as started:
-        assert _values(started) == ["loaded"] * 3
-    assert len((tmp_path / "tries").read_text().split()) == 2
-
-
-def test_threads_of_one_rank_work_once_too(meet, tmp_path):
-    def work(rank):
-        from concurrent.futures import ThreadPoolExecutor
-
-        def once_only():
-            _note(tmp_path / "worked", str(rank))
-            return rank
-
-        with ThreadPoolExecutor(4) as pool:
-            return {one.result() for one in [pool.submit(once_per_job, "k", once_only) for _ in range(4)]}
-
-    with ranks(2, work, meet) as started:
-        assert len(set.union(*_values(started))) == 1
-    assert len((tmp_path / "worked").read_text().split()) == 1
-
-
 # --- barrier -------------------------------------------------------------------------------------------------------
-def test_nobody_passes_a_barrier_before_all_have_come(meet, tmp_path):
-    def work(rank):
-        for turn in range(20):
-            _note(tmp_path / f"came-{turn}", str(rank))
-            barrier(timeout=LONG)
-            if len((tmp_path / f"came-{turn}").read_text().split()) != 8:
-                return f"turn {turn}"
-            barrier("second", timeout=LONG)
-        return "all"
-
-    with ranks(8, work, meet) as started:
-        assert _values(started) == ["all"] * 8
+@by_ranks
+def nobody_passes_a_barrier_before_all_have_come(directory, rank, *_):
+    for turn in range(20):
+        _note(directory / f"came-{turn}", str(rank))
+        barrier(timeout=LONG)
+        assert len((directory / f"came-{turn}").read_text().split()) == RANKS, turn
+        barrier("second", timeout=LONG)
 
 
-def test_a_barriers_name_may_begin_with_anothers(meet, tmp_path):
-    def work(rank):
-        for _ in range(2):
-            barrier("epoch", timeout=LONG)
-        if rank == 0:
-            pause("last")
-            _note(tmp_path / "came", "0")
-        barrier("epoch/came", timeout=LONG)
-        return (tmp_path / "came").exists()
-
-    with ranks(3, work, meet) as started:
-        started[0].until("last")
-        started[0].resume()
-        assert _values(started) == [True] * 3
+@by_ranks
+def a_barriers_name_may_begin_with_anothers(directory, rank, *_):
+    for _ in range(2):
+        barrier("epoch", timeout=LONG)
+    _note(directory / "there", str(rank))
+    if rank == 0:
+        until(lambda: len((directory / "there").read_text().split()) == RANKS, "all are there")
+        _note(directory / "came", "0")
+    barrier("epoch/came", timeout=LONG)
+    assert (directory / "came").exists()
 
 
 def test_the_missing_are_named_to_all_who_came_and_to_who_comes_later(meet):
@@ -260,8 +286,6 @@ def test_rank_0_that_holds_the_store_does_not_leave_before_all_have_read_that_al
     """A process group's store, and Horovod's, end with rank 0, and the last meeting would look like a fault."""
 
     def work(rank):
-        import torch.distributed as dist
-
         dist.init_process_group("gloo")
         once_per_job("all are there", int)
         if rank == 0:
@@ -284,12 +308,12 @@ def test_rank_0_that_holds_the_store_does_not_leave_before_all_have_read_that_al
         assert _values(started) == [0, 1]
 
 
-@pytest.mark.parametrize("call", [barrier, rank_zero_first])
-def test_a_process_that_a_rank_has_started_does_not_come_in_its_place(call):
+@by_ranks
+def a_process_that_a_rank_has_started_does_not_come_in_its_place(_directory, rank, *_):
     """A worker of a DataLoader has its rank's variables: its coming would let a barrier pass without another rank."""
-
-    def work(rank):
-        barrier(timeout=LONG)
+    if "SAFEDIST_MEETING" not in os.environ:
+        return  # a store does not know which process asks
+    for call in (barrier, rank_zero_first):
         here, there = os.pipe()
         worker = os.fork()
         if worker == 0:
@@ -303,44 +327,35 @@ def test_a_process_that_a_rank_has_started_does_not_come_in_its_place(call):
                 os.write(there, said.encode())
                 os._exit(0)
         os.waitpid(worker, 0)
-        barrier(timeout=LONG)
-        return os.read(here, 10_000).decode()
-
-    with corner() as meet, ranks(2, work, meet) as started:
-        for rank, said in enumerate(_values(started)):
-            assert "another process has come as this rank" in said
-            assert f"rank {rank} of 2" in said
-            assert "a DataLoader's worker" in said
+        said = os.read(here, 10_000).decode()
+        assert "another process has come as this rank" in said
+        assert f"rank {rank} of {RANKS}" in said
+        assert "a DataLoader's worker" in said
 
 
 # --- rank_zero_first -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("per", "leaders"), [("job", {0}), ("node", {0, 2})])
-def test_the_first_rank_is_first_and_the_others_follow(meet, tmp_path, per, leaders):
-    def work(rank):
-        found = []
+@by_ranks
+def the_first_rank_is_first_and_the_others_follow(directory, rank, *_):
+    for per, leaders in (("job", {0}), ("node", {0, PER_NODE})):
         for turn in range(3):
-            place = tmp_path / f"{turn}-{rank // 2 if per == 'node' else 'all'}"
+            place = directory / f"{turn}-{rank // PER_NODE if per == 'node' else 'all'}"
             with rank_zero_first(per=per, timeout=LONG):
-                found.append(place.exists())
+                assert place.exists() is (rank not in leaders), per
                 place.touch()
-        return found
-
-    with ranks(4, work, meet, per_node=2) as started:
-        assert _values(started) == [[rank not in leaders] * 3 for rank in range(4)]
 
 
-def test_the_error_of_the_first_is_told_to_the_others_at_once_and_their_blocks_do_not_run(meet, tmp_path):
-    def work(rank):
+@by_ranks
+def the_error_of_the_first_is_told_to_the_others_at_once_and_their_blocks_do_not_run(directory, rank, *_):
+    def work():
         with rank_zero_first(timeout=LONG):
-            (tmp_path / f"ran-{rank}").touch()
+            (directory / f"ran-{rank}").touch()
             raise PermissionError("no such licence")
 
-    with ranks(3, work, meet) as started:
-        first, *others = _errors(started)
-    assert isinstance(first, PermissionError)
-    assert {type(error) for error in others} == {WorkFailedError}
-    assert all("PermissionError: no such licence" in str(error) for error in others)
-    assert os.listdir(tmp_path) == ["ran-0"]
+    error = _failed(work)
+    assert type(error) is (WorkFailedError if rank else PermissionError)
+    assert rank == 0 or "PermissionError: no such licence" in str(error)
+    barrier("all have failed", timeout=LONG)
+    assert os.listdir(directory) == ["ran-0"]
 
 
 def test_a_first_rank_that_does_not_come_is_not_waited_for_for_ever(meet):
@@ -360,29 +375,29 @@ def test_a_first_rank_that_does_not_come_is_not_waited_for_for_ever(meet):
 
 # --- who the ranks are -----------------------------------------------------------------------------------------------
 def _group_of(rank: int, size: int, store: Path):
-    import torch.distributed as dist
-
     dist.init_process_group("gloo", store=dist.FileStore(str(store), size), rank=rank, world_size=size)
 
 
-def test_ranks_that_the_program_started_itself_are_counted_by_their_process_group(tmp_path):
+def test_ranks_that_the_program_started_itself_are_counted_by_their_process_groups_one_after_the_other(tmp_path):
+    """Where nothing says which rank is the first of its node, that is an error."""
+
     def work(rank):
-        _group_of(rank, 3, tmp_path / "store")
-        barrier(timeout=LONG)
-        return once_per_job("who", lambda: rank), once_per_node("node", lambda: rank)
-
-    with processes([(work, rank) for rank in range(3)]) as started:
-        assert len(set(_values(started))) == 1
-
-
-def test_where_nothing_says_which_rank_is_the_first_of_its_node_that_is_an_error(tmp_path):
-    def work(rank):
+        found = []
+        for life in range(3):
+            _group_of(rank, 2, tmp_path / f"store-{life}")
+            found.append(once_per_job("which", lambda life=life: (life, rank), timeout=240))
+            found.append(once_per_node("node", lambda: rank))
+            barrier(timeout=240)
+            dist.destroy_process_group()
         _group_of(rank, 2, tmp_path / "store")
-        with rank_zero_first(per="node", timeout=LONG):
+        with pytest.raises(FsError, match="set LOCAL_RANK"), rank_zero_first(per="node", timeout=LONG):
             (tmp_path / "made").touch()
+        return found
 
     with processes([(work, rank) for rank in range(2)]) as started:
-        assert all("set LOCAL_RANK" in str(error) for error in _errors(started))
+        one, other = _values(started)
+    assert one == other
+    assert [life for life, _ in one[::2]] == [0, 1, 2]
     assert not (tmp_path / "made").exists()
 
 
@@ -409,77 +424,12 @@ def test_a_process_group_that_counts_other_ranks_than_the_environment_is_not_bel
         assert all(isinstance(error, FsIdentityError) for error in _errors(started))
 
 
-def test_a_process_group_that_follows_another_is_a_meeting_of_its_own(tmp_path):
-    def work(rank):
-        import torch.distributed as dist
-
-        seen = []
-        for life in range(3):
-            _group_of(rank, 2, tmp_path / f"store-{life}")
-            seen.append(once_per_job("which", lambda life=life: life, timeout=240))
-            barrier(timeout=240)
-            dist.destroy_process_group()
-        return seen
-
-    with processes([(work, rank) for rank in range(2)]) as started:
-        assert _values(started) == [[0, 1, 2]] * 2
-
-
 # --- download_once -------------------------------------------------------------------------------------------------
-@pytest.fixture
-def a_corner() -> Iterator[dict[str, str]]:
-    """One for all of these: what ranks tell each other of a download is of :func:`once_per_job`, which has both."""
-    with corner() as variables:
-        yield variables
-
-
-@pytest.mark.parametrize("shared", [True, False, None])
-def test_a_directory_is_fetched_once_where_it_is_shared_and_once_per_node_where_not(a_corner, tmp_path, shared):
-    import fsspec
-
-    (tmp_path / "bucket" / "sub").mkdir(parents=True)
-    (tmp_path / "bucket" / "a").write_text("1")
-    (tmp_path / "bucket" / "sub" / "b").write_text("2")
-
-    def work(rank):
-        class Counted(fsspec.callbacks.Callback):
-            def set_size(self, size):
-                _note(tmp_path / "fetched", str(rank))
-
-        target = tmp_path / ("volume" if shared else f"node{rank // 2}") / "data"
-        place = download_once(tmp_path / "bucket", target, shared=shared, callback=Counted())
-        return (place / "a").read_text() + (place / "sub" / "b").read_text()
-
-    with ranks(4, work, a_corner, per_node=2) as started:
-        assert _values(started) == ["12"] * 4
-    fetched = [int(rank) // 2 for rank in (tmp_path / "fetched").read_text().split()]
-    assert len(fetched) == 1 if shared else sorted(fetched) == [0, 1]
-
-
-def test_ranks_of_a_node_that_name_places_of_their_own_are_told_at_once_not_after_an_hour(a_corner, tmp_path):
-    (tmp_path / "source").write_text("1")
-
-    def work(rank):
-        return download_once(tmp_path / "source", tmp_path / str(rank) / "model", shared=True, timeout=LONG)
-
-    with ranks(2, work, a_corner) as started:
-        outcomes = [one.outcome() for one in started]
-    (error,) = [one.error() for one in outcomes if one.kind == "error"]
-    assert re.search(r"different places.*/0/model.*/1/model|different places.*/1/model.*/0/model", str(error))
-
-
-def test_of_two_ranks_that_name_two_queries_of_one_address_none_has_what_the_other_asked_for(a_corner, tmp_path, web):
-    def work(rank):
-        return download_once(f"{web}/model?version={rank}", tmp_path / "model", shared=True)
-
-    with ranks(2, work, a_corner) as started:
-        outcomes = [one.outcome() for one in started]
-    (error,) = [one.error() for one in outcomes if one.kind == "error"]
-    assert re.search("something else is where the download is to be.*/model with another query", str(error))
+BODY = b"x" * 200_000
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
-    body, promised = b"x" * 200_000, 200_000
+    promised = len(BODY)
     failures: list[int] = []  # noqa: RUF012
     silent = threading.Event()
 
@@ -492,43 +442,108 @@ class _Server(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(self.promised))
         self.end_headers()
-        self.wfile.write(self.body)
+        self.wfile.write(BODY)
 
     def log_message(self, *args):
         pass
 
 
-@pytest.fixture
-def web(monkeypatch):
+@contextmanager
+def serving() -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(_Server, "silent", threading.Event())
     yield f"http://127.0.0.1:{server.server_port}"
     _Server.silent.set()
     server.shutdown()
     server.server_close()
+    _Server.silent = threading.Event()
 
 
-def test_all_ranks_have_the_one_error_of_a_download_and_no_secret_is_told(a_corner, tmp_path, web):
-    def work(rank):
-        return download_once(f"{web}/model?signature=secret", tmp_path / "model", sha256="0" * 64, shared=True)
+@by_ranks
+def a_directory_is_fetched_once_where_it_is_shared_and_once_per_node_where_not(directory, rank, *_):
+    for name, text in {"a": "1", "sub/b": "2"}.items():
+        once_per_job(f"bucket/{name}", lambda name=name, text=text: _write(directory / "bucket" / name, text))
+    for shared_ in (True, False, None):
 
-    with ranks(3, work, a_corner) as started:
-        errors = _errors(started)
-    assert {type(error) for error in errors} == {WorkFailedError}
-    assert all("the download is not what was expected" in str(error) for error in errors)
-    assert not any("secret" in str(error) for error in errors)
-    assert os.listdir(tmp_path) == []
+        class Counted(fsspec.callbacks.Callback):
+            def set_size(self, size, name=f"fetched-{shared_}"):
+                _note(directory / name, str(rank // PER_NODE))
+
+        target = directory / ("volume" if shared_ else f"node{rank // PER_NODE}-{shared_}") / "data"
+        place = download_once(directory / "bucket", target, shared=shared_, callback=Counted())
+        assert (place / "a").read_text() + (place / "sub" / "b").read_text() == "12"
+        barrier("all have fetched", timeout=LONG)
+        fetched = (directory / f"fetched-{shared_}").read_text().split()
+        assert len(fetched) == 1 if shared_ else sorted(fetched) == ["0", "1"]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _one_fetches(directory: Path, *arguments: object, shared: bool) -> list[str]:
+    """All ranks fetch what only one of them, or of each node, can have; the errors of the others."""
+    try:
+        download_once(*arguments, shared=shared, timeout=LONG)
+        said = ""
+    except FsError as error:
+        said = str(error)
+    return [each for each in _of_all(directory / "said", said) if each]
+
+
+@by_ranks
+def ranks_of_a_node_that_name_places_of_their_own_are_told_at_once_not_after_an_hour(directory, rank, *_):
+    once_per_job("source", lambda: _write(directory / "source", "1"))
+    errors = _one_fetches(directory, directory / "source", directory / str(rank) / "model", shared=False)
+    assert len(errors) == RANKS - RANKS // PER_NODE
+    assert all(re.search(r"different places.*/\d/model.*/\d/model", error) for error in errors)
+
+
+@by_ranks
+def of_ranks_that_name_queries_of_one_address_none_has_what_another_asked_for(directory, rank, web, _):
+    errors = _one_fetches(directory, f"{web}/model?version={rank}", directory / "model", shared=True)
+    assert len(errors) == RANKS - 1
+    assert all("where the download is to be" in error and "/model with another query" in error for error in errors)
+
+
+@by_ranks
+def all_ranks_have_the_one_error_of_a_download_and_no_secret_is_told(directory, _rank, web, _):
+    address, target = f"{web}/model?signature=secret", directory / "model"
+    error = _failed(download_once, address, target, sha256="0" * 64, shared=True)
+    assert type(error) is WorkFailedError
+    assert "the download is not what was expected" in str(error)
+    assert "secret" not in str(error)
+    assert os.listdir(directory) == []
+
+
+@by_ranks
+def a_server_that_says_nothing_is_given_up_at_the_deadline_by_all(directory, _rank, web, _):
+    error = _failed(download_once, f"{web}/silent", directory / "model", timeout=2, shared=True)
+    assert isinstance(error, (FsTimeoutError, WorkFailedError))
+    barrier("all have given up", timeout=LONG)
+    assert os.listdir(directory) == []
+
+
+@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize("place", PLACES)
+def test_by_ranks(wrong, place, name):
+    texts = [of_rank[name] for of_rank in wrong[place] if of_rank[name]]
+    assert not texts, "\n".join(texts)
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    with serving() as address:
+        yield address
 
 
 def test_a_file_is_fetched_whole_with_progress(tmp_path, web):
-    import fsspec
-
     seen = fsspec.callbacks.Callback()
-    digest = hashlib.sha256(_Server.body).hexdigest()
+    digest = hashlib.sha256(BODY).hexdigest()
     place = download_once(f"{web}/model?signature=secret", tmp_path / "model", sha256=digest, callback=seen)
-    assert place.read_bytes() == _Server.body
+    assert place.read_bytes() == BODY
     assert (seen.value, seen.size) == (200_000, 200_000)
     assert "secret" not in (tmp_path / ".model.safedist-source").read_text()
 
@@ -536,23 +551,12 @@ def test_a_file_is_fetched_whole_with_progress(tmp_path, web):
 def test_a_server_that_fails_for_a_moment_is_asked_again(tmp_path, web, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     _Server.failures[:] = [500, 503]
-    assert download_once(f"{web}/model", tmp_path / "model").read_bytes() == _Server.body
+    assert download_once(f"{web}/model", tmp_path / "model").read_bytes() == BODY
 
 
 def test_a_connection_that_ends_early_is_an_error_not_a_short_file(tmp_path, web, monkeypatch):
-    from flytekitplugins_safedist.errors import DownloadError
-
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     monkeypatch.setattr(_Server, "promised", 300_000)
     with pytest.raises(DownloadError, match="download"):
         download_once(f"{web}/model", tmp_path / "model")
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_server_that_says_nothing_is_given_up_at_the_deadline_by_all(a_corner, tmp_path, web):
-    def work(rank):
-        return download_once(f"{web}/silent", tmp_path / "model", timeout=2, shared=True)
-
-    with ranks(2, work, a_corner) as started:
-        assert all(isinstance(error, (FsTimeoutError, WorkFailedError)) for error in _errors(started))
     assert os.listdir(tmp_path) == []

@@ -181,10 +181,13 @@ def _race(place: Path, steps: list[int]) -> None:
     _all_there(place)
 
 
-def test_whoever_is_killed_before_whichever_step_nothing_is_half_there(tmp_path):
-    place = ensure_dir(tmp_path / "place")
-    steps = _killed_at_every_step(place / "one by one")
+def _one_by_one_and_at_once(place: Path, killed: bool = True) -> None:
+    steps = (_killed_at_every_step if killed else _steps)(ensure_dir(place / "one by one"))
     _race(ensure_dir(place / "at once" / "shared"), steps)
+
+
+def test_whoever_is_killed_before_whichever_step_nothing_is_half_there(tmp_path):
+    Process(_one_by_one_and_at_once, tmp_path / "place", small=True).outcome(within=size(240, 1800)).get()
 
 
 # --- other file systems ----------------------------------------------------------------------------------------------
@@ -212,14 +215,13 @@ def _on(kind: str, base: Path) -> str:
         place = _mounted(kind, base)
     except (OSError, subprocess.CalledProcessError) as error:
         return f"{kind} cannot be mounted here: {getattr(error, 'stderr', b'') or error!s}"
-    steps = (_killed_at_every_step if AT_LENGTH else _steps)(place / "one by one")
-    _race(ensure_dir(place / "at once" / "shared"), steps)
+    _one_by_one_and_at_once(place, AT_LENGTH)
     return "raced"
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4", "overlay"])
 def test_the_same_on_a_file_system_mounted_for_it(tmp_path, kind):
-    outcome = Process(_on, kind, tmp_path).outcome(within=size(240, 1800)).get()
+    outcome = Process(_on, kind, tmp_path, small=True).outcome(within=size(240, 1800)).get()
     if outcome != "raced":
         needs.missing(outcome, bring="sudo make test (in a container: --privileged)")
 
