@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import sys
 import threading
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flytekit import task
@@ -42,44 +44,24 @@ def train(lr: float, epochs: int) -> tuple[float, str]:
     return lr * epochs, "done"
 
 
-TEXT = st.text(max_size=10)
+def any_of(kind: type, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Values of a dataclass: all its fields by their types, but for those that are given."""
+    return st.builds(kind, **{**dict.fromkeys((each.name for each in dataclasses.fields(kind)), ...), **fields})
+
+
+PATHS = st.just(Path("/scratch/orders/inputs.pb"))
+SECONDS = st.floats(min_value=0, max_value=1e6)
 
 
 @given(
-    st.builds(
+    any_of(
         JobOrder,
-        source=st.builds(
-            TaskSource,
-            name=TEXT,
-            module=st.none() | TEXT,
-            script=st.none() | TEXT,
-            run_as=st.none() | TEXT,
-            pickled=st.none() | TEXT,
-            resolver=st.none() | TEXT,
-            arguments=st.lists(TEXT, max_size=3).map(tuple),
-            mapped=st.booleans(),
-            imports=st.lists(TEXT, max_size=3).map(tuple),
-        ),
-        cwd=st.just(Path("/work")),
-        sys_path=st.lists(TEXT, max_size=3).map(tuple),
-        argv=st.lists(TEXT, max_size=3).map(tuple),
-        inputs=st.just(Path("/scratch/orders/inputs.pb")),
-        flyte=st.builds(
-            FlyteSnapshot,
-            mode=TEXT,
-            raw_output_prefix=TEXT,
-            users_raw_output_prefix=st.none() | TEXT,
-            output_metadata_prefix=st.none() | TEXT,
-            execution_id=st.tuples(TEXT, TEXT, TEXT),
-            task_id=st.tuples(TEXT, TEXT, TEXT, TEXT),
-            execution_date=TEXT,
-            checkpoint_dest=st.none() | TEXT,
-            checkpoint_src=st.none() | TEXT,
-            enable_deck=st.booleans(),
-            serialization=st.none() | TEXT,
-            metadata=st.dictionaries(TEXT, TEXT, max_size=2),
-        ),
-        upload_timeout=st.floats(min_value=0, max_value=1e6),
+        source=any_of(TaskSource),
+        flyte=any_of(FlyteSnapshot),
+        cwd=PATHS,
+        inputs=PATHS,
+        shared_inputs=st.none() | PATHS,
+        upload_timeout=SECONDS,
     )
 )
 def test_an_order_reads_back_equal(original: JobOrder) -> None:
