@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import queue
 import signal
-import subprocess
 import sys
 import traceback
 from collections import deque
@@ -209,23 +208,6 @@ def agents_store() -> Iterator[dict[str, str]]:
     with processes([(serve,)]) as (server,):
         port = str(server.next_message())
         yield {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-
-
-def launched(script: Path, launcher: Sequence[str | Path], *arguments: str | Path, **variables: str) -> None:
-    """Run ``script`` under a real launcher, to its end, as a program of its own: without variables of ours."""
-    kept = {n: v for n, v in os.environ.items() if not n.startswith(("SAFEDIST_", "HOROVOD_", "TORCHELASTIC_"))}
-    path = os.pathsep.join([str(script.parents[2]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*launcher, script, *arguments],
-        env={**kept, "PYTHONPATH": path, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=size(500, 3000),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
 
 
 def torchrun(warm: Warm, files: Path, script: Path, *arguments: str | Path, **variables: str) -> Running:

@@ -14,6 +14,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec.asyn  # these here, and not in every process: their steps are none of ours
+import fsspec.core
+import fsspec.implementations.local  # noqa: F401
 import pytest
 
 from flytekitplugins_safedist.errors import PathBlockedError
@@ -98,10 +101,6 @@ def _sources(place: Path) -> None:
 
 def _dies_before(step: int, work: Callable[[Path, int], None], place: Path, writer: int) -> int:
     """Do ``work``, and be killed before its ``step``-th step; the number of steps, if it has fewer."""
-    import fsspec.asyn
-    import fsspec.core
-    import fsspec.implementations.local  # noqa: F401  (their steps are none of ours)
-
     taken = [0]
 
     def at(event: str, args: tuple[object, ...]) -> None:
