@@ -13,6 +13,7 @@ import pytest
 
 from flytekitplugins_safedist.rank.fork import Reads, elsewhere, threads_by
 from tests.harness.procs import ROOT
+from tests.unit.rank import test_replicas as replicas
 
 
 @pytest.fixture
@@ -138,16 +139,21 @@ for imports in (["import numpy"], ["import torchmetrics.utilities.prints"]):
 @pytest.mark.processes
 def test_what_every_rank_needs_is_safe_to_fork_and_a_forked_rank_is_as_fresh_or_says_why_not(tmp_path):
     """It reads nothing of a rank, and each rank has its own numbers of threads. Where a known library is there in a
-    version that it does not know, ranks are fresh interpreters."""
+    version that it does not know, ranks are fresh interpreters. And torch is as it is without what is to look after its
+    replicas, which then does."""
     package = tmp_path / "torchmetrics" / "utilities"
     package.mkdir(parents=True)
     for each in (package.parent, package):
         (each / "__init__.py").touch()
     (package / "prints.py").write_text("import os\nRANK = os.getenv('LOCAL_RANK')\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    command = [sys.executable, "-c", FORK, *NEEDED]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    needed, first, [*_, why] = map(json.loads, done.stdout.splitlines())
+    code = replicas.PRELUDE + replicas.BEFORE + FORK + replicas.IMPORTED + replicas.GROUPS
+    command = [sys.executable, "-c", code, *NEEDED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    *found, groups = done.stdout.splitlines()
+    needed, first, [*_, why] = map(json.loads, found)
+    assert groups == "[True, True]"
     assert needed == [None, {}, None, True]
     # numpy's own OpenBLAS is the one here; a machine whose numpy has none would say [] and fail, rightly
     assert first == [2, [3], None]
