@@ -27,20 +27,36 @@ from tests.harness.outcomes import OUTCOMES, failed, outcome, raised
 
 
 # --- the record ------------------------------------------------------------------------------------------------------
-@given(OUTCOMES)
-def test_a_record_reads_back_equal_from_its_one_line_of_json(original: RankOutcome) -> None:
+@given(OUTCOMES, st.integers(0, 100), st.data())
+@example(failed(of=raised(message="x" * 30)), 1, None)
+@example(failed(of=raised(message="x" * 20, traceback="y" * 20)), 20, None)
+def test_a_record_reads_back_equal_from_its_one_line_of_json_whole_or_shortened_and_never_torn(
+    original: RankOutcome, limit: int, data: st.DataObject | None
+) -> None:
     text = original.to_json()
     assert "\n" not in text
     text.encode()  # whatever the user's messages hold, the file can be written
     assert RankOutcome.from_json(text) == original
     assert pickle.loads(pickle.dumps(original)) == original
+    if data is not None:
+        with pytest.raises(ValueError):
+            RankOutcome.from_json(text[: data.draw(st.integers(0, len(text) - 1))])
+    _see_shortened(original, original.shortened(limit), limit)
 
 
-@given(OUTCOMES, st.data())
-def test_a_torn_record_is_refused_and_never_half_believed(original: RankOutcome, data: st.DataObject) -> None:
-    text = original.to_json()
-    with pytest.raises(ValueError):
-        RankOutcome.from_json(text[: data.draw(st.integers(0, len(text) - 1))])
+def _see_shortened(original: RankOutcome, short: RankOutcome, limit: int) -> None:
+    """It is bounded, and keeps all but the length of its texts."""
+    if original.raised is not None:
+        assert short.raised is not None
+        for before, after in (
+            (original.raised.message, short.raised.message),
+            (original.raised.traceback, short.raised.traceback),
+        ):
+            assert len(after) <= limit + len("\n... [cut] ...\n")
+            assert after == before or (len(before) > limit and after.startswith(before[: limit // 2]))
+    assert len(short.log_tail) == len(original.log_tail)
+    assert all(len(line) <= max(80, limit) for line in short.log_tail)
+    assert dataclasses.replace(short, raised=original.raised, log_tail=original.log_tail) == original
 
 
 JSON = st.recursive(
@@ -76,26 +92,6 @@ def test_a_record_with_a_field_of_another_version_is_refused() -> None:
 @pytest.mark.parametrize("status", Status)
 def test_what_we_stopped_ourselves_is_no_failure(status: Status) -> None:
     assert outcome(status=status).failed is (status in (Status.RAISED, Status.EXITED, Status.KILLED))
-
-
-@given(OUTCOMES, st.integers(0, 100))
-@example(failed(of=raised(message="x" * 30)), 1)
-@example(failed(of=raised(message="x" * 20, traceback="y" * 20)), 20)
-def test_a_shortened_record_is_bounded_and_keeps_all_but_the_length_of_its_texts(
-    original: RankOutcome, limit: int
-) -> None:
-    short = original.shortened(limit)
-    if original.raised is not None:
-        assert short.raised is not None
-        for before, after in (
-            (original.raised.message, short.raised.message),
-            (original.raised.traceback, short.raised.traceback),
-        ):
-            assert len(after) <= limit + len("\n... [cut] ...\n")
-            assert after == before or (len(before) > limit and after.startswith(before[: limit // 2]))
-    assert len(short.log_tail) == len(original.log_tail)
-    assert all(len(line) <= max(80, limit) for line in short.log_tail)
-    assert dataclasses.replace(short, raised=original.raised, log_tail=original.log_tail) == original
 
 
 def test_a_cut_text_keeps_both_ends() -> None:
@@ -151,40 +147,38 @@ def test_where_texts_cut_short_are_still_too_long_the_first_lines_of_the_log_go(
 
 
 # --- the root cause --------------------------------------------------------------------------------------------------
-def test_nothing_failed_means_no_cause() -> None:
-    assert root_cause([]) is None
-    assert root_cause([outcome(0), outcome(1, Status.STOPPED)]) is None
+ECHO = failed(0, 1, of=raised("horovod.common.exceptions.HorovodInternalError", failure=Failure.PEER_LOST))
+LOST = failed(0, 100, of=raised(failure=Failure.PEER_LOST))
+ABORTED = outcome(1, Status.KILLED, 200, exit_code=-signal.SIGABRT)
+WAITED = failed(1, 200, of=raised(failure=Failure.PEER_LOST), timed_out=True)
+KNOWS = failed(2, 300, of=raised(failure=Failure.PEER_LOST), timed_out=True, others="Where rank 3 was then")
+REAL = failed(3, 400)
 
 
-def test_the_earliest_failure_wins_by_nanoseconds_and_not_by_rank() -> None:
-    late, early = failed(0, 1_000_000_001), failed(3, 1_000_000_000)
-    assert root_cause([late, early]) is early
-
-
-def test_the_lowest_rank_wins_a_tie() -> None:
-    assert root_cause([failed(2), failed(1), failed(3)]) == failed(1)
-
-
-def test_a_failure_that_speaks_for_itself_wins_over_an_earlier_echo() -> None:
-    echo = failed(0, 1, of=raised("horovod.common.exceptions.HorovodInternalError", failure=Failure.PEER_LOST))
-    aborted = outcome(1, Status.KILLED, 2, exit_code=-signal.SIGABRT)
-    real = failed(2, 3)
-    assert root_cause([echo, aborted, real]) is real
-    killed = outcome(3, Status.KILLED, 4, exit_code=-signal.SIGKILL)
-    assert root_cause([echo, aborted, killed]) is killed
-    left = outcome(3, Status.EXITED, 4, exit_code=3)
-    assert root_cause([echo, aborted, left]) is left
-
-
-def test_among_echoes_alone_the_earliest_is_all_there_is() -> None:
-    first = outcome(1, Status.KILLED, 2, exit_code=-signal.SIGABRT)
-    assert root_cause([failed(0, 3, of=raised(failure=Failure.PEER_LOST)), first]) is first
-
-
-def test_a_rank_that_aborts_is_nearer_to_the_root_than_those_that_lost_it_however_late_its_end_is_seen():
-    aborted = outcome(1, Status.KILLED, 200, exit_code=-6)
-    assert root_cause([failed(0, 100, of=raised(failure=Failure.PEER_LOST)), aborted]) is aborted
-    assert root_cause([aborted, failed(2, 300)]).rank == 2
+@pytest.mark.parametrize(
+    ("ended", "cause"),
+    [
+        pytest.param([], None, id="none is there"),
+        pytest.param([outcome(0), outcome(1, Status.STOPPED)], None, id="none has failed"),
+        pytest.param([failed(0, 10**9 + 1), failed(3, 10**9)], failed(3, 10**9), id="by nanoseconds, not by rank"),
+        pytest.param([failed(2), failed(1), failed(3)], failed(1), id="the lowest rank of a tie"),
+        pytest.param([ECHO, ABORTED, REAL], REAL, id="what speaks for itself before an earlier echo"),
+        *(
+            pytest.param([ECHO, ABORTED, own], own, id=f"as {own.status}")
+            for own in (
+                outcome(3, Status.KILLED, 400, exit_code=-signal.SIGKILL),
+                outcome(3, Status.EXITED, 400, exit_code=3),
+            )
+        ),
+        pytest.param([LOST, ABORTED], ABORTED, id="an abort before those that lost it, however late it is seen"),
+        pytest.param([LOST, WAITED], WAITED, id="a time-out before those that lost the one that waited"),
+        pytest.param([LOST, WAITED, KNOWS], KNOWS, id="the time-out that knows where the others were"),
+        pytest.param([LOST, WAITED, KNOWS, REAL], REAL, id="what speaks for itself before any of them"),
+        pytest.param([failed(0, 3, of=ECHO.raised), ECHO], ECHO, id="the earliest of echoes alone"),
+    ],
+)
+def test_the_root_cause_is(ended: list[RankOutcome], cause: RankOutcome | None) -> None:
+    assert root_cause(ended) == cause
 
 
 @given(st.lists(OUTCOMES, max_size=6), st.randoms(use_true_random=False))
@@ -197,15 +191,6 @@ def test_the_choice_does_not_depend_on_the_order_of_reports(outcomes: list[RankO
     assert (cause is None) == (not any(each.failed for each in unique))
     if cause is not None and cause.echo:  # also where an exception tells of another rank's failure
         assert all(each.echo for each in unique if each.failed)
-
-
-def test_a_collective_that_timed_out_is_nearer_to_the_root_than_the_ranks_that_lost_the_one_that_waited() -> None:
-    lost = failed(0, 1, of=raised(failure=Failure.PEER_LOST))
-    waited = failed(1, 2, of=raised(failure=Failure.PEER_LOST), timed_out=True)
-    knows = failed(2, 3, of=raised(failure=Failure.PEER_LOST), timed_out=True, others="Where rank 3 was then")
-    assert root_cause([lost, waited]) is waited
-    assert root_cause([lost, waited, knows]) is knows
-    assert root_cause([lost, waited, knows, failed(3, 4)]).rank == 3
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -223,37 +208,43 @@ def test_a_failure_has_a_name_for_consoles_and_metrics() -> None:
     assert [(ended, ended.label) for ended, _ in expected] == expected
 
 
-@pytest.mark.parametrize(("node_rank", "node"), [(-1, "a node"), (0, "node 0"), (1, "node 1")])
-def test_a_node_that_cannot_begin_is_told_as_such(node_rank: int, node: str) -> None:
-    text = describe(failed(NO_RANK, of=raised(message="no scratch", traceback="T"), node_rank=node_rank))
-    assert text == f"{node} (n0) cannot begin: it raised ValueError: no scratch\n\nT"
+TRAINED = failed(3, of=raised(message="bad batch"), node_rank=1, local_rank=1, host="n1", log_tail=("epoch 1", "x"))
 
 
-def test_an_exception_that_says_nothing_is_named_by_its_class_alone() -> None:
-    text = describe(failed(3, of=raised("MemoryError", message="", traceback="T")))
-    assert text.splitlines()[0].endswith(" raised MemoryError")
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        *(
+            (
+                failed(NO_RANK, of=raised(message="no scratch", traceback="T"), node_rank=number),
+                f"{node} (n0) cannot begin: it raised ValueError: no scratch\n\nT",
+            )
+            for number, node in ((-1, "a node"), (0, "node 0"), (1, "node 1"))
+        ),
+        (
+            failed(3, of=raised("MemoryError", message="", traceback="T")),
+            "rank 3 (local_rank 3) on node 0 (n0) raised MemoryError\n\nT",
+        ),
+        (
+            outcome(2, Status.KILLED, exit_code=-9, out_of_memory=True, memory="8 of 8 GiB"),
+            "rank 2 (local_rank 2) on node 0 (n0) was killed by SIGKILL: the kernel's out-of-memory killer\n\n"
+            "8 of 8 GiB",
+        ),
+        (
+            TRAINED,
+            "rank 3 (local_rank 1) on node 1 (n1) raised ValueError: bad batch\n\n"
+            "Traceback\nValueError: bad batch\n\n"
+            "Last 2 line(s) that rank 3 printed:\n    epoch 1\n    x",
+        ),
+    ],
+)
+def test_an_end_is_told_with_rank_type_message_traceback_last_lines_and_what_is_known_of_memory(ended, said) -> None:
+    assert describe(ended) == said
 
 
 def test_what_sys_exit_was_given_is_told_once() -> None:
-    text = describe(
-        failed(3, of=raised("SystemExit", message="it ended with status 1: no data", traceback="no data\n"))
-    )
-    assert text.count("no data") == 1
-
-
-def test_what_is_known_of_memory_is_told_behind_the_cause_of_a_kill() -> None:
-    assert describe(outcome(2, Status.KILLED, exit_code=-9, out_of_memory=True, memory="8 of 8 GiB")) == (
-        "rank 2 (local_rank 2) on node 0 (n0) was killed by SIGKILL: the kernel's out-of-memory killer\n\n8 of 8 GiB"
-    )
-
-
-def test_a_raised_exception_is_told_with_rank_type_message_traceback_and_last_lines() -> None:
-    cause = failed(3, of=raised(message="bad batch"), node_rank=1, local_rank=1, host="n1", log_tail=("epoch 1", "x"))
-    assert describe(cause) == (
-        "rank 3 (local_rank 1) on node 1 (n1) raised ValueError: bad batch\n\n"
-        "Traceback\nValueError: bad batch\n\n"
-        "Last 2 line(s) that rank 3 printed:\n    epoch 1\n    x"
-    )
+    of = raised("SystemExit", message="it ended with status 1: no data", traceback="no data\n")
+    assert describe(failed(3, of=of)).count("no data") == 1
 
 
 def test_a_failure_after_restarts_says_so() -> None:
