@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tests.harness.procs import until
+
 BUCKET = "code"
 
 
@@ -24,17 +26,18 @@ class S3:
                 stderr=log,
                 text=True,
             )
-        port = None
-        while port is None:
-            assert self._process.poll() is None, self._log.read_text()
-            port = re.search(r"Running on http://127\.0\.0\.1:(\d+)", self._log.read_text())
-        self.endpoint = f"http://127.0.0.1:{port[1]}"
+        until(lambda: self._address() or self._process.poll() is not None, "the server has an address")
+        assert self._process.poll() is None, self._log.read_text()
+        self.endpoint = self._address()[0]
         self.environment = {
             "FLYTE_AWS_ENDPOINT": self.endpoint,
             "FLYTE_AWS_ACCESS_KEY_ID": "test",
             "FLYTE_AWS_SECRET_ACCESS_KEY": "test",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
+
+    def _address(self) -> list[str]:
+        return re.findall(r"Running on (http://127\.0\.0\.1:\d+)", self._log.read_text())
 
     @cached_property
     def _client(self) -> Any:
