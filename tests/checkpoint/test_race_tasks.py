@@ -67,23 +67,17 @@ def test_an_attempt_that_saved_nothing_hides_nothing_and_no_more_saves_are_kept_
     assert {path.parent for path in tmp_path.rglob("step-*")} == {place.with_name(f"{place.name}-safedist")}
 
 
-def test_another_execution_is_resumed_by_its_name_or_address_while_this_one_has_saved_nothing(warm, tmp_path):
-    old = Execution(warm, tmp_path, "old")
-    assert uploaded_output(old.attempt(0, "by_torch")) == "0.0:0"
-    for by, source in {"name": "old", "address": f"{old.place(0)}-safedist"}.items():
-        new = Execution(warm, tmp_path, f"by-{by}")
-        ended = new.attempt(0, "by_torch", TEST_RESUME_FROM=source, TEST_FAILING_ROUNDS="1")
-        assert uploaded_output(ended) == "0.0:0 0.0:3 0.1:6", ended.err
-
-
-def test_an_execution_that_recovers_another_goes_on_from_what_that_one_has_saved(warm, tmp_path):
-    """Flyte tells it the checkpoint prefix of the other's last attempt, and nothing else."""
-    old, new, newest = (Execution(warm, tmp_path, name) for name in ("old", "new", "newest"))
+def test_another_execution_is_resumed_by_its_name_and_by_one_that_recovers_it_without(warm, tmp_path):
+    """Flyte tells who recovers it the checkpoint prefix of the other's last attempt, and nothing else. What an
+    execution has saved itself comes before."""
+    old, new, newest, named = (Execution(warm, tmp_path, name) for name in ("old", "new", "newest", "named"))
     assert uploaded_output(old.attempt(0, "by_torch")) == "0.0:0"
     assert uploaded_output(old.attempt(1, "by_torch")) == "0.0:0 1.0:3"  # saves where attempt 0 did
     assert uploaded_output(new.attempt(0, "by_torch", recovers=old.place(1))) == "0.0:0 1.0:3 0.0:6"
     assert uploaded_output(newest.attempt(0, "by_torch", recovers=new.place(0))) == "0.0:0 1.0:3 0.0:6 0.0:9"
-    assert {path.parent.parent.name for path in tmp_path.rglob("step-*")} == {"old-0", "new-0", "newest-0"}
+    ended = named.attempt(0, "by_torch", TEST_RESUME_FROM="old", TEST_FAILING_ROUNDS="1")
+    assert uploaded_output(ended) == "0.0:0 1.0:3 0.0:6 0.1:9", ended.err
+    assert {path.parent.parent.name for path in tmp_path.rglob("step-*")} == {"old-0", "new-0", "newest-0", "named-0"}
 
 
 def test_the_save_in_flight_is_committed_before_outputs_are_uploaded(warm, tmp_path):
