@@ -1,4 +1,4 @@
-"""What each rank that ``horovodrun`` starts does in test_race_horovod; prints nothing, leaves files.
+"""What each rank that ``horovodrun`` starts does in test_race_horovod: leaves a file of what has gone wrong.
 
 Nothing is said to the helpers: they find Horovod by themselves.
 """
@@ -11,40 +11,10 @@ from pathlib import Path
 
 import horovod.torch as hvd
 
-from flytekitplugins_safedist.errors import FsTimeoutError, WorkFailedError
-from flytekitplugins_safedist.fs import barrier, download_once, once_per_job, once_per_node, rank_zero_first
-
-
-def _all_meet(place: Path) -> dict[str, object]:
-    (place / f"came-{hvd.rank()}").touch()
-    barrier(timeout=240)
-    return {"seen_after_the_barrier": len(list(place.glob("came-*")))}
-
-
-def _one_works(place: Path) -> dict[str, object]:
-    def work() -> int:
-        (place / f"worked-{hvd.rank()}").touch()
-        return hvd.rank()
-
-    def fail() -> None:
-        raise ValueError("no such bucket")
-
-    found: dict[str, object] = {"by_job": once_per_job("load", work), "by_node": once_per_node("load", hvd.rank)}
-    try:
-        once_per_job("fails", fail)
-    except WorkFailedError as error:
-        found["failed"] = "ValueError: no such bucket" in str(error)
-    return found
-
-
-def _first(place: Path) -> dict[str, object]:
-    with rank_zero_first():
-        (place / f"began-{hvd.rank()}").touch()
-        found = (place / "began-0").exists()
-        if hvd.rank() == 0:  # alone: who opened it again to write would empty it under the rank that fetches
-            (place / "source").write_text("weights")
-    fetched = download_once(place / "source", place / "copies" / "copy", shared=True)
-    return {"first": found, "fetched": fetched.read_text()}
+from flytekitplugins_safedist.errors import FsTimeoutError
+from flytekitplugins_safedist.fs import barrier
+from tests.fs.ranks import faults_of
+from tests.fs.test_race_group import WORKS
 
 
 def _one_is_missing() -> str:
@@ -58,11 +28,10 @@ def _one_is_missing() -> str:
 
 
 def main() -> None:
-    place = Path(sys.argv[1])
+    place, web = Path(sys.argv[1]), sys.argv[2]
     hvd.init()
-    found = {**_all_meet(place), **_one_works(place), **_first(place)}
-    found["missing"] = _one_is_missing()
-    (place / f"found-{hvd.rank()}.json").write_text(json.dumps(found))
+    wrong = faults_of(WORKS, lambda: barrier("behind a work", timeout=240), place, hvd.rank(), web)
+    (place / f"{hvd.rank()}.json").write_text(json.dumps([wrong, _one_is_missing()]))
     barrier("end")  # rank 0 holds the store
     hvd.shutdown()
 

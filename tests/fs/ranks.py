@@ -16,8 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pytest
-
 from tests.harness.procs import Running, Warm
 
 DEADLINE = 240.0
@@ -260,6 +258,8 @@ def faults_of(works: Mapping[str, Callable[..., None]], meet: Callable[[], objec
         meet: returns when all ranks are behind a work.
         args: for each of them.
     """
+    import pytest  # which the ranks of jobs need not import
+
     wrong = {}
     for name, work in works.items():
         sys.stderr.write(f"{name}\n")  # the last one is who hangs

@@ -8,24 +8,24 @@ import sys
 import pytest
 
 from tests.fs import horovod_ranks
+from tests.fs.test_race_group import serving
+from tests.harness.procs import ROOT
 
 RANKS = 2
 
 
 @pytest.mark.horovod
-def test_ranks_of_horovodrun_meet_name_who_is_missing_and_have_one_result_one_error_and_one_download(warm, tmp_path):
+def test_ranks_of_horovodrun_do_what_others_do_and_name_who_is_missing(warm, tmp_path):
     hosts = ["-H", f"localhost:{RANKS}", "--network-interface", "lo"]
     command = ["--gloo", "-np", str(RANKS), *hosts, sys.executable, horovod_ranks.__file__, str(tmp_path)]
     # Ranks import for longer than Horovod's own 30 s where much else runs.
-    options = {"kind": "module", "libraries": False, "environment": {"HOROVOD_GLOO_TIMEOUT_SECONDS": "240"}}
-    done = warm.run("horovod.runner.launch:__main__", tmp_path / "run", arguments=command, **options)
+    variables = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "240", "TEST_RANKS": str(RANKS), "TEST_NODES": "1"}
+    options = {"kind": "module", "libraries": False, "environment": {**variables, "PYTHONPATH": str(ROOT)}}
+    with serving() as web:
+        done = warm.run("horovod.runner.launch:__main__", tmp_path / "run", arguments=[*command, web], **options)
     assert done.code == 0, done.out + done.err
-    found = [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(RANKS)]
-    *came, absent = (rank.pop("missing") for rank in found)
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    assert [{name: text for name, text in wrong.items() if text} for wrong, _ in told] == [{}] * RANKS
+    *came, absent = (missing for _, missing in told)
     assert all(f"did not come to the meeting point: {RANKS - 1} [" in error for error in came)
     assert absent == ""
-    assert len(list(tmp_path.glob("worked-*"))) == 1
-    for name in ("by_job", "by_node"):
-        assert len({rank.pop(name) for rank in found}) == 1
-    same = {"seen_after_the_barrier": RANKS, "failed": True, "first": True, "fetched": "weights"}
-    assert found == [same] * RANKS
