@@ -254,18 +254,23 @@ def _shared(model: Net, case: Case, way: Way) -> torch.nn.Module:
     return model
 
 
+def _compiled(module: torch.nn.Module) -> Any:
+    """With what torch.compile does to names; a backend of torch's own takes each rank seconds to import."""
+    return torch.compile(module, backend=lambda graph, _: graph)
+
+
 def built(case: Case, way: Way, optimizer: str = "") -> tuple[Any, Any]:
     torch.manual_seed(case.seed)
     model = Net(case).to(case.dtype)
     if way.by and way.kind != "fsdp1":
-        wrap = torch.compile if way.by == "compile" else checkpoint_wrapper
+        wrap = _compiled if way.by == "compile" else checkpoint_wrapper
         whole = [way.wrapped] if not case.shared else []
         for index in [index for some in whole for index in some]:
             if way.kind not in ("tp", "2d"):
                 model.blocks[index] = wrap(model.blocks[index])
     shared = _shared(model, case, way)
     if way.by == "compile" and way.kind == "plain":
-        shared = torch.compile(shared)
+        shared = _compiled(shared)
     parameters = [each for each in shared.parameters() if each.requires_grad]
     halves = [parameters] if case.groups == 1 else [parameters[::2], parameters[1::2]]
     if case.frozen:
