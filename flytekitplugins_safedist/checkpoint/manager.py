@@ -264,9 +264,10 @@ class Checkpoints:
         return self._place
 
     def _check(self, state: MutableMapping[str, Any]) -> None:
+        from . import pieces
         from . import state as states
 
-        states.collect(state, self._meet(), of_models=False)
+        pieces.see_names(states.collect(state, self._meet(), of_models=False))
         self._checked = True
 
     @context.saving()

@@ -176,12 +176,21 @@ def to_write(pieces: Sequence[Piece], ranks: JobRanks, call: str, failure: BaseE
     return [piece for piece in pieces if piece.holders == (ranks.rank,) or writers[piece.name] == ranks.rank]
 
 
-def _sets(pieces: Sequence[Piece], me: int) -> dict[str, list[Any]]:
-    """For each set of ranks what they hold together: its names, marks, and sizes in bytes, in one order."""
+def see_names(pieces: Sequence[Piece]) -> None:
+    """Look whether each value has a name of its own.
+
+    Raises:
+        CheckpointError: two have one.
+    """
     paths: dict[str, Path] = {}
     for piece in pieces:
         if paths.setdefault(flat(piece.path), piece.path) != piece.path:
             raise CheckpointError("two values have one name, joined by dots", where={"state": flat(piece.path)})
+
+
+def _sets(pieces: Sequence[Piece], me: int) -> dict[str, list[Any]]:
+    """For each set of ranks what they hold together: its names, marks, and sizes in bytes, in one order."""
+    see_names(pieces)
     common = [piece for piece in pieces if piece.holders != (me,)]
     numbers = iter(marks([piece.data for piece in common if piece.size is not None]))
     sets: dict[str, list[Any]] = {}
