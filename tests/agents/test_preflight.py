@@ -20,7 +20,7 @@ from tests.harness.control_groups import control_group
 from tests.harness.fusefs import FuseMount, require
 from tests.harness.job import Job
 from tests.harness.mounts import no_shared_memory
-from tests.harness.procs import Running, Warm, until, uploaded_error, uploaded_output
+from tests.harness.procs import Running, until, uploaded_error, uploaded_output
 
 
 class Checked(Job):
@@ -48,19 +48,19 @@ class OfThree(Checked):
     nodes = "3"
 
 
+UNFIT = "gpu: this pod has 1 GPUs, and torch sees 0"
+
+
 @pytest.mark.horovod
-def test_three_nodes_measure_the_way_to_both_neighbours(warm, tmp_path: Path) -> None:
+def test_three_nodes_measure_the_way_to_their_neighbours_and_where_the_user_wants_that_only_tell_who_is_not_fit(
+    warm, tmp_path: Path
+) -> None:
     job = OfThree(warm, tmp_path / "job", "horovod_of_three")
-    *_, first = [pod.wait() for pod in [job.start(pod) for pod in (2, 1, 0)]]
-    assert uploaded_output(first) == "rank 0 of 3 in round 0, TEST_POD 0"
-    assert re.search(rf"preflight: .* 3 node\(s\): {FIGURES}, {BETWEEN}", first.err)
-
-
-def asks_for_gpus(warm: Warm, directory: Path, task: str) -> Job:
-    """What is registered does, and there are none."""
-    job = Checked(warm, directory, task, more={"SAFEDIST_KUBERNETES_NODE": "gpu-17"})
     job.registered = {"gpus": 1}
-    return job
+    ended = [pod.wait() for pod in [job.start(pod) for pod in (2, 1, 0)]]
+    assert uploaded_output(ended[-1]) == "rank 0 of 3 in round 0, TEST_POD 0"
+    for each in ended:
+        assert re.search(rf"preflight: .*{UNFIT}.* 3 node\(s\): {FIGURES}, {BETWEEN}", each.err)
 
 
 def checks_of(pod: Running) -> psutil.Process | None:
@@ -83,25 +83,13 @@ def checking(pod: Running) -> psutil.Process:
 
 
 @pytest.mark.end("unfit", "SYSTEM:PreflightGpu")
-def test_a_node_that_is_not_fit_ends_the_job_before_its_first_rank(warm, tmp_path: Path) -> None:
-    first, second = asks_for_gpus(warm, tmp_path / "job", "torch").run()
-    assert [first.uploaded, second.uploaded] == [["error.pb"], []]
-    error = uploaded_error(first)
-    assert error.code == "SYSTEM:PreflightGpu"
-    assert re.match(
-        r"before the first rank: node 0 \(host .*, Kubernetes node gpu-17\), node 1 \(.*\): "
-        "gpu: this pod has 1 GPUs, and torch sees 0",
-        error.message,
-    )
-    assert "Fix: keep the next attempt off that machine" in error.message
-
-
-def test_a_node_that_is_not_fit_is_told_and_the_job_goes_on_where_the_user_wants_that(warm, tmp_path: Path) -> None:
-    first, second = asks_for_gpus(warm, tmp_path / "job", "reports").run()
-    assert uploaded_output(first) == "rank 0 of 2 in round 0, TEST_POD 0"
-    unfit = "gpu: this pod has 1 GPUs, and torch sees 0"
-    for ended in (first, second):
-        assert re.search(rf"preflight: .*{unfit}.* 2 node\(s\): {FIGURES}, {BETWEEN}", ended.err)
+def test_a_node_that_is_not_fit_ends_the_job_before_its_first_rank(warm, tmp_path: Path, as_promised) -> None:
+    asks = {"TEST_REGISTERED": json.dumps({"gpus": 1}), "SAFEDIST_KUBERNETES_NODE": "gpu-17"}
+    ended = warm.run("job_preflight:alone", tmp_path / "job", kind="execute", environment=asks)
+    as_promised(ended)
+    message = uploaded_error(ended).message
+    assert re.match(rf"before the first rank: node 0 \(host .*, Kubernetes node gpu-17\): {UNFIT}", message)
+    assert "Fix: keep the next attempt off that machine" in message
 
 
 def test_a_pod_that_is_told_to_stop_while_its_node_is_checked_leaves_nothing(warm, tmp_path: Path) -> None:
