@@ -32,14 +32,13 @@ def uploaded(warm: Warm, directory, how: str, task: str = "one_raises") -> tuple
 
 
 def test_the_table_has_a_code_for_every_error():
+    assert {pays for _, pays in ROWS.values()} == set(PAYS.values())
     assert len(ROWS) == len(re.findall(r"^\| `", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)) > 30
 
 
-ONE_OF_EACH = {pays if pays == NOBODY else code: name for name, (code, pays) in ROWS.items()}
-
-
-@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+@pytest.mark.parametrize("name", ["FsIdentityError", "FsIoError", "MeetingLostError"])
 def test_an_error_that_ends_a_rank_is_uploaded_as_the_table_says(warm, tmp_path, name):
+    """One for each who pays. The table is made of the errors themselves (scripts/failures.py)."""
     assert uploaded(warm, tmp_path, name)[:2] == ROWS[name]
 
 
