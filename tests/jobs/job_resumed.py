@@ -1,7 +1,8 @@
-"""The examples of checkpoints, unbroken, or killed at a step of their first round, or held there until the pod is told.
+"""The examples of checkpoints, unbroken, or killed at a step of their first round, and held there in the next one until
+a pod is told to stop.
 
-``$TEST_HOW`` is ``unbroken``, ``killed`` (rank 1 dies once rank 0 has committed what it saved) or ``told`` (each rank
-says that it is there, and goes on when it knows of the preemption).
+``$TEST_HOW`` is ``unbroken``, ``killed`` (rank 1 dies once rank 0 has committed what it saved) or ``killed and told``
+(and then each rank says that it is there, and goes on when it knows of the preemption).
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ def run(module: str) -> float:
         return is_wanted
 
     def happen(self: Checkpoints, step: int) -> None:
-        if step != STEP or step in done or me.round > 0:
+        if step != STEP or step in done or how == "unbroken":
             return
         done.add(step)
-        if how == "killed":
+        if me.round == 0:
             self.wait()
             if me.rank == 0:
                 say(f"rank 0 has committed {self.latest}")
             else:
                 wait_for_word()
                 os.kill(os.getpid(), signal.SIGKILL)
-        if how == "told":
+        elif me.round == 1 and how == "killed and told":
             say(f"rank {me.rank} is there")
             while not me.preempted:
                 select.select([], [], [], 0.01)
@@ -80,11 +81,11 @@ def horovod(module: str) -> float:
     return run(module)
 
 
-@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeTorch(nnodes=2, nproc_per_node=1, max_restarts=1, timeouts=TIMEOUTS))
 def torch_nodes() -> str:
     return repr(run(os.environ["TEST_MODULE"]))
 
 
-@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=1, timeouts=TIMEOUTS))
+@task(task_config=SafeHorovod(nnodes=2, nproc_per_node=1, max_restarts=1, timeouts=TIMEOUTS))
 def horovod_nodes() -> str:
     return repr(run(os.environ["TEST_MODULE"]))
