@@ -50,3 +50,4 @@ def test_everything_is_each_ranks_own_in_forked_ranks_as_in_fresh_interpreters(w
         0,
         0,
     )
+    assert (found["children's groups"], found["the ranks' group"], found["replicas guarded"]) == (2, 2, True)

@@ -13,15 +13,18 @@ from tests.harness.procs import ROOT, uploaded_error
 
 
 def test_preload_and_spawn_give_the_same_results(warm, tmp_path):
+    """And what a module puts in the place of the standard streams, with only a ``write``, takes what ranks say."""
     values = []
     for method in ("preloaded", "spawned"):
         ended = warm.run(f"job_alike:same_{method}", tmp_path / method, inputs={"x": [0.5, 1.5]})
         values.append(ended.value)
         assert values[-1].pop("cwd") == str(ended.files)
         assert f"start_method {'preload' if method == 'preloaded' else 'spawn'}" in ended.err
+        # Once more by who has called, as it passes.
+        noted = {f"[rank {rank}] noted: noted: seen by {rank}" for rank in (0, 1)}
+        assert noted <= set(ended.out.splitlines()), ended.out
     assert values[0] == values[1]
     assert values[0]["sum"] == "2.0"
-    assert values[0]["sum of children's groups"] == values[0]["sum of the ranks' group"] == "2"
     assert values[0]["replicas guarded"] == "True"
     assert values[0]["OPENBLAS_NUM_THREADS"] == "unset", "what importing needed is not the rank's"
 
@@ -31,15 +34,6 @@ def test_a_module_that_takes_signals_for_itself_does_not_hide_the_end_of_its_ran
     ended = warm.run("job_signals:still_ends", tmp_path / "job", environment={"TEST_HOW": how})
     assert ended.value == "rank 0"
     assert "start_method preload" in ended.err
-
-
-@pytest.mark.parametrize("task", ["preloaded", "spawned"])
-def test_a_module_that_replaces_the_standard_streams_by_objects_with_only_a_write_keeps_its_ranks(warm, tmp_path, task):
-    ended = warm.run(f"job_streams:{task}", tmp_path / "job")
-    assert ended.value == "rank 0"
-    # The agent has imported the module as well, and notes what it passes on.
-    assert all(re.search(rf"^\[rank {rank}\] noted: .*seen by {rank}$", ended.out, re.M) for rank in (0, 1)), ended.out
-    assert f"start_method {'preload' if task == 'preloaded' else 'spawn'}" in ended.err
 
 
 @pytest.mark.end("not ready", "USER:RanksNotReady")

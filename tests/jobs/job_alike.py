@@ -1,37 +1,34 @@
-"""The same task under both start methods."""
+"""The same task under both start methods; with objects of the module's own in the place of the standard streams, as
+loggers put them there. Without torch, which takes a fresh interpreter seconds: what ranks have of that is job_own's."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
+from typing import TextIO
 
 from flytekit import task
 
 from flytekitplugins_safedist import SafeTorch, current_rank
 
 
-def _summed() -> int:
-    """What the ones of all ranks come to, or of what each has started."""
-    import torch
-    import torch.distributed as dist
+class Noting:
+    """As little as ``print`` needs: a ``write``, and no ``flush``, ``encoding`` or ``reconfigure``."""
 
-    dist.init_process_group("gloo")
-    value = torch.ones(1)
-    dist.all_reduce(value)
-    dist.destroy_process_group()
-    return int(value)
+    def __init__(self, below: TextIO) -> None:
+        self.below = below
+
+    def write(self, text: str) -> int:
+        return self.below.write(text.replace("seen", "noted: seen"))
 
 
-def _summed_in_a_child() -> int:
-    child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(_summed()))
-    child.start()
-    child.join()
-    return child.exitcode or 0
+sys.stdout = Noting(sys.stdout)  # type: ignore[assignment]
+sys.stderr = Noting(sys.stderr)  # type: ignore[assignment]
 
 
 def _same(x: list[float]) -> dict[str, str]:
     me = current_rank()
+    print(f"seen by {me.rank}")
     interesting = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS", "MASTER_ADDR", "PYTHONUNBUFFERED")
     finders = [each for finder in sys.meta_path for each in vars(finder).values()]  # where torch is not here yet
     guarded = any(getattr(each, "__module__", "").endswith("rank.replicas") for each in finders)
@@ -40,8 +37,6 @@ def _same(x: list[float]) -> dict[str, str]:
     return {
         "replicas guarded": str(guarded),
         "sum": str(sum(x)),
-        "sum of children's groups": str(_summed_in_a_child()),
-        "sum of the ranks' group": str(_summed()),
         "rank": str(me.rank),
         "module": __name__,
         "argv": str(len(sys.argv)),

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from flytekit import FlyteContextManager, current_context, task
 from torch.utils.data import DataLoader, Dataset
 
@@ -97,6 +98,22 @@ def answered_wrong() -> int:
     return wrong
 
 
+def summed() -> int:
+    """What the ones of all ranks come to, or of what each has started."""
+    dist.init_process_group("gloo")
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    dist.destroy_process_group()
+    return int(value)
+
+
+def summed_in_a_child() -> int:
+    child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(summed()))
+    child.start()
+    child.join()
+    return child.exitcode or 0
+
+
 def look() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     Path(TEMPORARY, "mine").write_text(str(RANK))
@@ -123,6 +140,8 @@ def look() -> None:
         **{"SIGTERM": SEEN, "threads": torch.get_num_threads(), "pid": os.getpid() == PID, "cuda": CUDA},
         **{"thread": [os.getpid()] == THREAD_SAW, "thread stays": STAYS.is_alive(), "spawned": spawned},
         **{"execution": EXECUTION, "name": __name__, "main": sys.modules["__main__"].__name__},
+        **{"children's groups": summed_in_a_child(), "the ranks' group": summed()},
+        "replicas guarded": hasattr(dist.Reducer, "__wrapped__"),
         "argv": sys.argv[0],
         "SIGINT": str(signal.getsignal(signal.SIGINT)),
         "SIGHUP": str(signal.getsignal(signal.SIGHUP)),
