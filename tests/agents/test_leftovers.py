@@ -66,7 +66,7 @@ def test_after_success_nothing_is_left(warm, tmp_path, ranks_gate, task):
     assert_nothing_left(ended, sockets)
 
 
-@pytest.mark.parametrize("task", ["waits_spawned", HOROVOD])
+@pytest.mark.parametrize("task", ["waits", HOROVOD])
 def test_after_a_failure_nothing_is_left(warm, tmp_path, ranks_gate, task):
     running, _ = start(warm, tmp_path / "job", ranks_gate, task, environment={"TEST_HOW": "raise"})
     sockets = listening(running.pid)
@@ -157,16 +157,11 @@ def test_sigterm_in_a_pod_that_nobody_replaces_uploads_that_it_was_stopped_and_e
     assert_nothing_left(ended, set())
 
 
-@pytest.mark.parametrize(
-    ("task", "number"),
-    [("waits_with_a_child", signal.SIGKILL), ("waits_with_a_child_spawned", signal.SIGTERM)],
-    ids=["SIGKILL", "SIGTERM, spawned"],
-)
-def test_a_frozen_rank_server_keeps_nothing_alive_nor_the_agent_from_its_verdict(
-    warm, tmp_path, ranks_gate, number, task
-):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_a_frozen_rank_server_keeps_nothing_alive_nor_the_agent_from_its_verdict(warm, tmp_path, ranks_gate, number):
     environment = {**ranks_gate.environment, "TEST_OWN_SESSION": "1"}
-    running = warm.start(f"job_failing:{task}", tmp_path / "job", environment=environment, kind="execute")
+    task = "job_failing:waits_with_a_child"
+    running = warm.start(task, tmp_path / "job", environment=environment, kind="execute")
     said = [json.loads(line) for line in ranks_gate.heard(2)]
     os.kill(said[0]["server"], signal.SIGSTOP)
     running.signal(number)

@@ -20,30 +20,23 @@ from flytekitplugins_safedist.fs import atomic_write
 QUICK = Timeouts(stop=0.5, exit=0.5)
 
 
-def _goes_on_in_a_child() -> list[int]:
-    child = os.fork()
-    if child == 0:
-        if os.environ["TEST_HOW"] == "raises":
-            raise ValueError("in the child")
-        if os.environ["TEST_HOW"] == "exits":
-            sys.exit(3)
-        return [99]
-    # The child has done all that it ever does.
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    # The room that is kept for the rank's own outputs is zeros.
-    return [status, sum(any(each.read_bytes()) for each in current_rank().scratch.parents[1].rglob("*.result"))]
-
-
 @task(task_config=SafeTorch(nproc_per_node=1, timeouts=QUICK))
 def forks() -> list[int]:
-    """A child that the function forks ends the function as well."""
-    return _goes_on_in_a_child()
-
-
-@task(task_config=SafeTorch(nproc_per_node=1, start_method="spawn", timeouts=QUICK))
-def forks_spawned() -> list[int]:
-    """The same in a fresh interpreter."""
-    return _goes_on_in_a_child()
+    """Children that the function forks end the function as well."""
+    found = []
+    for how in ("returns", "raises", "exits"):
+        child = os.fork()
+        if child == 0:
+            if how == "raises":
+                raise ValueError("in the child")
+            if how == "exits":
+                sys.exit(3)
+            return [99]
+        # The child has done all that it ever does.
+        found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    # The room that is kept for the rank's own outputs is zeros.
+    left = sum(any(each.read_bytes()) for each in current_rank().scratch.parents[1].rglob("*.result"))
+    return [*found, left]
 
 
 @task(task_config=SafeTorch(nproc_per_node=2, timeouts=QUICK))
