@@ -63,9 +63,9 @@ def test_the_error_names_the_gpu_and_what_it_has_reported(
     assert f"GPU 1 ({UUID}) reported {what}" in ended.err, "told at once, as a warning"
 
 
-@pytest.mark.parametrize("how", ["xid 79, for another reason", "xid 8", ""])
+@pytest.mark.parametrize("how", ["xid 79, for another reason", "xid 8"])
 def test_what_does_not_come_of_a_gpu_is_what_it_is(warm, tmp_path: Path, how: str, environment) -> None:
-    """An error of the program's own beside a fault; one of CUDA's beside an Xid that says nothing of it, or without."""
+    """An error of the program's own beside a fault; one of CUDA's beside an Xid that says nothing of it."""
     error = uploaded_error(failed(warm, tmp_path / "job", how, environment))
     assert error.code == ("USER:ValueError" if "reason" in how else "USER:RuntimeError")
     assert error.message.startswith("rank 1 (local_rank 1) on node 0 (")

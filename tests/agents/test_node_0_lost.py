@@ -70,7 +70,7 @@ def goes_on(job: OnePrefix, *pods: Running) -> tuple[Ended, ...]:
 @pytest.mark.end("node 0's pod is killed, evicted, preempted")
 @pytest.mark.parametrize(
     ("point", "how"),
-    [("ranks start", KILL), ("in the function", KILL), ("function returns", STOP)],
+    [("ranks start", KILL), ("function returns", STOP)],
 )
 def test_node_0_is_lost_while(warm, tmp_path, ranks_gate: Gate, point, how):
     job = OnePrefix(warm, tmp_path, "torch_points", point, ranks_gate.environment)

@@ -23,9 +23,9 @@ NON_RECOVERABLE, RECOVERABLE = errors_pb2.ContainerError.NON_RECOVERABLE, errors
 
 
 @pytest.mark.end("node r > 0 is done before node 0 has uploaded")
-@pytest.mark.parametrize("task", [pytest.param("horovod", marks=pytest.mark.horovod), "torch"])
-def test_all_ranks_of_both_nodes_meet_and_node_0_alone_uploads(warm, tmp_path, task):
-    first, second = Job(warm, tmp_path, task, "nothing").run()
+@pytest.mark.horovod
+def test_all_ranks_of_both_nodes_meet_and_node_0_alone_uploads(warm, tmp_path):
+    first, second = Job(warm, tmp_path, "horovod", "nothing").run()
     assert (first.code, second.code) == (0, 0)
     assert uploaded_output(first).startswith("6 from 4 ranks in round 0;")
     assert (first.uploaded, second.uploaded) == (["outputs.pb"], [])

@@ -15,7 +15,6 @@ from tests.harness.job import Job, succeeded
 from tests.harness.procs import KILL, TERM, Gate, Running, alive, until, uploaded_error, uploaded_output
 from tests.harness.product import agreement
 
-BACKENDS = [pytest.param("horovod", marks=pytest.mark.horovod), "torch"]
 GRACE = {"SAFEDIST_GRACE_SECONDS": "300"}
 """No pod is killed here before its ranks have saved."""
 
@@ -44,11 +43,11 @@ def one_step(lines: list[str], *, is_told: bool = True) -> int:
     "a pod is told to stop (preempted, drained), and ranks use "
     "[`Checkpoints`](checkpoints.md#a-pod-that-is-told-to-stop)"
 )
-@pytest.mark.parametrize("task", BACKENDS)
+@pytest.mark.horovod
 def test_all_ranks_save_at_one_step_and_the_job_goes_on_from_it_when_the_pod_is_replaced(
-    warm, tmp_path, task, ranks_gate: Gate
+    warm, tmp_path, ranks_gate: Gate
 ):
-    job = Preempted(warm, tmp_path, task, ranks_gate)
+    job = Preempted(warm, tmp_path, "horovod", ranks_gate)
     first, told = job.start(0), job.start(1)
     ranks_gate.heard(4)
     told.signal(TERM)
