@@ -15,7 +15,7 @@ from flyteidl.core import literals_pb2
 from flytekit.configuration import Image, ImageConfig, SerializationSettings
 
 from tests.harness.pod import pyflyte_execute
-from tests.harness.procs import ROOT
+from tests.harness.procs import DEADLINE, ROOT
 from tests.harness.product import envvars
 from tests.jobs import job_preloaded
 
@@ -23,6 +23,16 @@ pytestmark = pytest.mark.processes
 
 JOBS = ROOT / "tests" / "jobs"
 SETTINGS = SerializationSettings(image_config=ImageConfig(default_image=Image("default", "registry/image", "v1")))
+
+
+LINGERS = """
+import atexit, threading
+from flytekitplugins_safedist.pod.start import main
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(threading.Event().wait)
+main()
+"""
+"""The console script in an image whose own code leaves what never ends: after its verdict the pod ends all the same."""
 
 
 def environment(further: Mapping[str, str]) -> dict[str, str]:
@@ -40,14 +50,14 @@ def in_a_pod(task: str, directory: Path, **further: str) -> tuple[dict[str, Any]
     (container,) = getattr(job_preloaded, task).get_k8s_pod(SETTINGS).pod_spec["containers"]
     registered = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     registered.pop(envvars.SCRATCH_ROOT, None)  # a volume of the pod's
-    program = "from flytekitplugins_safedist.pod.start import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, "--", *command],
+        [sys.executable, "-c", LINGERS, "--", *command],
         cwd=directory,
         env=environment({**registered, **further}),
         capture_output=True,
         text=True,
         check=False,
+        timeout=DEADLINE,
     )
     assert done.returncode == 0, done.stderr
     outputs = literals_pb2.LiteralMap.FromString((directory / "out" / "outputs.pb").read_bytes())

@@ -25,7 +25,7 @@ def on_two_ranks(warm: Warm, tmp_path: Path, *arguments: str) -> Ended:
     ).wait()
 
 
-@pytest.mark.parametrize("ends", ["well", "with 0", "with 256", "at once with 0"])
+@pytest.mark.parametrize("ends", ["well", "with 256", "at once with 0"])
 def test_a_script_runs_on_each_rank_with_its_own_arguments(warm, tmp_path, ends):
     ended = on_two_ranks(warm, tmp_path, SCRIPT, "--lr", "3", "--ends", ends)
     assert (ended.code, ended.left, ended.scratch) == (0, [], []), ended.err

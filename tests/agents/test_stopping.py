@@ -183,23 +183,6 @@ def test_ranks_whose_agent_is_gone_end_in_the_middle_of_an_import_that_catches_e
     assert ended.scratch == []
 
 
-LINGERS = """
-import atexit, threading
-threading.Thread(target=threading.Event().wait).start()
-atexit.register(threading.Event().wait)
-"""
-
-
-def test_after_its_verdict_the_pod_ends_whatever_the_users_module_has_left_running(tmp_path):
-    pod = Stopped(tmp_path, LINGERS + MODULE)
-    process = pod.begin("harmless")
-    try:
-        _, err = process.communicate(timeout=DEADLINE)
-    finally:
-        process.kill()
-    assert (process.returncode, pod.uploaded()) == (0, ["outputs.pb"]), err
-
-
 AS_A_CONTAINER = """
 import os, shlex, sys
 agent = shlex.join([sys.executable, "-c", {program!r}, *sys.argv[1:]])

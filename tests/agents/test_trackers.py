@@ -47,13 +47,14 @@ def test_a_jobs_restarts_and_attempts_are_one_run_of_each_tracker(warm, tmp_path
 
 
 def test_a_local_run_has_a_name_of_its_own_each_time(warm, tmp_path):
-    environment = {"TEST_TRACKED": str(tmp_path)}
+    told: list[dict[str, str]] = [{"TEST_TRACKED": str(tmp_path)}, {}]  # the tracker itself takes seconds
     names = [
-        warm.run("job_trackers:tracked", tmp_path / str(count), environment=environment).value for count in range(2)
+        warm.run("job_trackers:tracked", tmp_path / str(count), environment=environment).value
+        for count, environment in enumerate(told)
     ]
     assert all(re.fullmatch(r"local-[0-9a-f]{16}", name) for name in names)
     assert len(set(names)) == 2
-    assert sorted(runs(tmp_path)) == sorted(names)
+    assert runs(tmp_path) == names[:1]
 
 
 def test_the_run_of_a_rank_that_fails_is_told_so_before_the_rank_ends(warm, tmp_path):

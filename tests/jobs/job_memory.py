@@ -86,7 +86,7 @@ def a_pools_process_is_greedy() -> None:
 
 @task(task_config=SafeTorch(nproc_per_node=2))
 def a_spawned_process_is_greedy() -> None:
-    train_beside(lambda: mp.spawn(holds_all))  # type: ignore[no-untyped-call]
+    train_beside(lambda: mp.start_processes(holds_all, start_method="fork"))  # type: ignore[no-untyped-call]
 
 
 @task(task_config=SafeTorch(nproc_per_node=2))

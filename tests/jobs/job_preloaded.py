@@ -10,7 +10,7 @@ import scipy.linalg  # a library that starts as many threads as its variables al
 import torch
 from flytekit import ImageSpec, task
 
-from flytekitplugins_safedist import SafeTorch
+from flytekitplugins_safedist import SafeTorch, Timeouts
 
 READ = {
     name: os.environ.get(name)
@@ -22,7 +22,7 @@ MINE, OTHER = ImageSpec(name="mine", packages=["torch"]), ImageSpec(name="other"
 IN = [MINE.is_container(), OTHER.is_container()]
 
 
-@task(task_config=SafeTorch(nproc_per_node=2), environment={"MY": "x", **HIS})
+@task(task_config=SafeTorch(nproc_per_node=2, timeouts=Timeouts(exit=2)), environment={"MY": "x", **HIS})
 def found() -> str:
     forked = "flytekitplugins_safedist.rank_server.server" in sys.modules
     training = "torch._dynamo" in sys.modules

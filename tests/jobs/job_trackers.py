@@ -21,7 +21,7 @@ sys.path.append(os.path.join(sys.prefix, "libraries"))
 @task(task_config=SafeTorch(nproc_per_node=2, max_restarts=1), retries=1)
 def tracked() -> str:
     me = current_rank()
-    if me.rank == 0:
+    if me.rank == 0 and "TEST_TRACKED" in os.environ:
         _by_wandb(os.environ["TEST_TRACKED"])
         if "TEST_FAILURES" in os.environ:
             _by_mlflow(os.environ["TEST_TRACKED"])

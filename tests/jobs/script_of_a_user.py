@@ -23,7 +23,7 @@ def double(number: int) -> Doubled:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=int, required=True)
-    ends = ["well", "with 0", "with 256", "with 3", "badly", "at once with 0", "at once with 3"]
+    ends = ["well", "with 256", "with 3", "badly", "at once with 0", "at once with 3"]
     parser.add_argument("--ends", choices=ends, default="well")
     options = parser.parse_args()
     with multiprocessing.get_context("spawn").Pool(1) as pool:

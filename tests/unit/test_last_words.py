@@ -25,6 +25,16 @@ for uploaded, code in ((True, 0), (True, 1), (False, 0), (False, 3)):
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
+LINGERS = """
+import atexit, threading
+from flytekitplugins_safedist import stopping
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(threading.Event().wait)
+stopping.decided(0)
+stopping.leave_within(0.1)
+stopping.leave(0)
+"""
+
 
 @pytest.fixture
 def termination_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -61,3 +71,8 @@ def test_outside_a_pod_no_termination_log_is_made(termination_log: Path) -> None
 def test_once_uploaded_nothing_turns_success_into_failure() -> None:
     ended = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, check=False)
     assert ended.stdout.split() == ["0", "0", "1", "3"], ended.stderr
+
+
+def test_what_never_ends_keeps_no_process_whose_verdict_is_uploaded() -> None:
+    """A thread and a handler. It hangs where that is not so."""
+    assert subprocess.run([sys.executable, "-c", LINGERS], check=False, timeout=240).returncode == 0
