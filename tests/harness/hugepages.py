@@ -17,6 +17,5 @@ def collapse() -> None:
         area, rights, _, _, inode, *_ = line.split(maxsplit=5)
         if rights == "rw-p" and inode == "0":
             start, end = (int(address, 16) for address in area.split("-"))
-            start, end = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
-            if start < end:
-                madvise(start, end - start, _MADV_COLLAPSE)
+            for page in range(-(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE, _HUGE):
+                madvise(page, _HUGE, _MADV_COLLAPSE)  # one by one: of a call, the first that nothing is in is the last
