@@ -42,7 +42,7 @@ def test_on_a_broken_file_system_staging_is_slower_and_right(place, actors, rule
     if not rules.get("links", True):  # a hard link in an archive needs one on the disk, as with tar
         archive(place.uri, linked=False)
     with fusefs.FuseMount(place.root / "backing", place.root / "mount", **rules) as client:
-        outcomes = all_at_once([actors(place.uri, client.path / "dest") for _ in range(6)])
+        outcomes = all_at_once([actors(place.uri, client.path / "dest") for _ in range(4)])
         assert [outcome for outcome in outcomes if "error" in outcome] == []
         assert content(place.root / "backing/dest") == place.expected()
     assert left_in(place.root / "backing") == left_in(place.root / "backing/dest") == []
@@ -55,7 +55,7 @@ def test_several_nodes_may_have_one_destination_volume(place, actors, rules):
         fusefs.FuseMount(place.root / "volume", place.root / "node0", **rules) as node0,
         fusefs.FuseMount(place.root / "volume", place.root / "node1", **rules) as node1,
     ):
-        outcomes = all_at_once([actors(place.uri, node.path / "code") for node in (node0, node1) for _ in range(4)])
+        outcomes = all_at_once([actors(place.uri, node.path / "code") for node in (node0, node1) for _ in range(2)])
     assert [outcome for outcome in outcomes if "error" in outcome] == []
     assert content(place.root / "volume/code") == place.expected()
 

@@ -22,37 +22,6 @@ from tests.harness.staging_actors import (  # noqa: F401  (fixtures)
 )
 
 # --- many at once ------------------------------------------------------------------------------------------------
-CROWD = """
-import json, os, sys
-from pathlib import Path
-from tests.harness.product import stage
-order = json.loads(sys.argv[1])
-wait, start = os.pipe()
-children = []
-for dest in order["dests"] * 16:
-    if (child := os.fork()) == 0:
-        os.close(start)
-        os.read(wait, 1)  # all are let go at one moment
-        stage(order["uri"], Path(dest))
-        os._exit(0)
-    children.append(child)
-os.close(start)
-sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
-"""
-
-
-def test_16_processes_into_each_of_three_destinations_all_end_with_all_of_it(place):
-    missing, empty, image = (place.root / name for name in ("missing", "empty", "image"))
-    empty.mkdir()
-    (image / "pkg").mkdir(parents=True)
-    (image / "pkg/m1.py").write_text("the image's")
-    dests = [missing, empty, image]
-    order = json.dumps({"uri": str(place.uri), "dests": [str(dest) for dest in dests]})
-    done = subprocess.run([sys.executable, "-c", CROWD, order], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    place.assert_complete(*dests)
-
-
 READER = """
 import json, os, sys
 dest, expected = sys.argv[1], json.loads(sys.argv[2])
