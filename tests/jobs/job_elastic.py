@@ -73,7 +73,7 @@ def horovod_three() -> str:
     return horovod.task_function()
 
 
-@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=2, max_restarts=1, timeouts=THREE_COME))
+@task(task_config=SafeTorch(nnodes="2:3", nproc_per_node=1, max_restarts=1, timeouts=THREE_COME))
 def torch_three() -> str:
     return torch.task_function()
 
@@ -90,7 +90,7 @@ def torch_done_early() -> str:
 
 @task(
     task_config=SafeTorch(
-        nnodes="2:3", nproc_per_node=2, timeouts=Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)
+        nnodes="2:3", nproc_per_node=1, timeouts=Timeouts(stop=600, exit=5, heartbeat=600, rendezvous=600)
     )
 )
 def torch_patient() -> str:

@@ -26,8 +26,10 @@ def main() -> None:
     ends = ["well", "with 256", "with 3", "badly", "at once with 0", "at once with 3"]
     parser.add_argument("--ends", choices=ends, default="well")
     options = parser.parse_args()
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        doubled = pool.map(double, [options.lr])
+    doubled = [double(options.lr)]
+    if options.ends == "well":  # once is enough: it is two more interpreters
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            doubled = pool.map(double, [options.lr])
     me = current_rank()
     print(f"{me.rank} of {me.world_size} doubles to {doubled}", exchange("rates", str(options.lr)), flush=True)
     print(f"a word of {me.rank}'s on errors", file=sys.stderr, flush=True)
