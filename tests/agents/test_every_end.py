@@ -52,7 +52,7 @@ def test_every_row_says_which_budget_it_takes():
 def test_a_node_that_leaves_while_its_job_goes_on_says_that(warm, tmp_path, ranks_gate: Gate):
     job = OnePrefix(warm, tmp_path, "torch_not_replaced", "gate", ranks_gate.environment)
     stays, leaves = job.start(0), job.start(1)
-    ranks_gate.heard(4)
+    ranks_gate.heard(2)
     leaves.signal(TERM)
     ended = leaves.wait()
     with contextlib.suppress(ProcessLookupError):  # it gives up by itself after a while
@@ -61,8 +61,7 @@ def test_a_node_that_leaves_while_its_job_goes_on_says_that(warm, tmp_path, rank
     said = "this node leaves (told to stop by SIGTERM; every rank has been ended): the job goes on when its replacement"
     assert ended.code == 137
     last = ended.err.splitlines()[-1]
-    # One may still be coming back from what it has said.
-    stood = r"(ranks 2-3 were|rank 2 was at procs\.py:\d+ in \w+; rank 3 was) at procs\.py:\d+ in (say|wait_for_word)"
+    stood = r"rank 1 was at procs\.py:\d+ in (say|wait_for_word)"  # it may still be coming back from what it has said
     assert re.fullmatch(rf"\[safedist\] {re.escape(said)} is there\. When it was told, {stood}", last)
     assert (ended.files / "termination-log").read_text() == last.removeprefix("[safedist] ") + "\n"
     assert "the job failed" not in ended.err

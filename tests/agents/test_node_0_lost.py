@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,13 @@ STOP = signal.SIGSTOP
 
 
 class OnePrefix(Job):
-    """Pods that share one output prefix, as those of one attempt do."""
+    """Pods that share one output prefix, as those of one attempt do, with one rank each."""
+
+    nproc_per_node = 1
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.registered = {"nproc_per_node": 1}
 
     def start(self, node: int, more: dict[str, str] | None = None) -> Running:
         self.environment.update(more or {})
@@ -62,7 +69,7 @@ def goes_on(job: OnePrefix, *pods: Running) -> tuple[Ended, ...]:
     """Every pod leaves with 0, the attempt has one output, and none of ``max_restarts`` is spent."""
     ended = succeeded(*pods)
     assert job.uploaded == ["outputs.pb"]
-    assert output_of(job, ended[0]).startswith("6 from 4 ranks in round ")
+    assert output_of(job, ended[0]).startswith("1 from 2 ranks in round ")
     assert not any("all ranks start again" in pod.err for pod in ended)
     return ended
 
@@ -75,7 +82,7 @@ def goes_on(job: OnePrefix, *pods: Running) -> tuple[Ended, ...]:
 def test_node_0_is_lost_while(warm, tmp_path, ranks_gate: Gate, point, how):
     job = OnePrefix(warm, tmp_path, "torch_points", point, ranks_gate.environment)
     lost, other = job.start(0), job.start(1)
-    ranks_gate.heard(4)
+    ranks_gate.heard(2)
     end(lost, how)
     if how == STOP:
         job.says(other, "waiting for its replacement")
@@ -100,10 +107,10 @@ def test_node_0_is_lost_twice_in_a_row(warm, tmp_path, ranks_gate: Gate):
     job = OnePrefix(warm, tmp_path, "horovod", "gate", ranks_gate.environment)
     lost, other = job.start(0), job.start(1)
     for _ in range(2):
-        ranks_gate.heard(4)
+        ranks_gate.heard(2)
         end(lost, KILL)
         lost = job.start(0)
-    rounds = {line.split(" pid")[0].rpartition(" ")[2] for line in ranks_gate.heard(4)}
+    rounds = {line.split(" pid")[0].rpartition(" ")[2] for line in ranks_gate.heard(2)}
     assert len(rounds) == 1
     ranks_gate.let_go(12)
     goes_on(job, lost, other)
@@ -112,7 +119,7 @@ def test_node_0_is_lost_twice_in_a_row(warm, tmp_path, ranks_gate: Gate):
 def test_the_other_node_is_lost_while_it_looks_for_node_0(warm, tmp_path, ranks_gate: Gate):
     job = OnePrefix(warm, tmp_path, "torch", "gate", ranks_gate.environment)
     lost, other = job.start(0), job.start(1)
-    ranks_gate.heard(4)
+    ranks_gate.heard(2)
     end(lost, KILL)
     job.says(other, "waiting for its replacement")
     end(other, TERM)
@@ -124,7 +131,7 @@ def test_the_other_node_is_lost_while_it_looks_for_node_0(warm, tmp_path, ranks_
 def test_a_sign_in_the_store_that_is_damaged_is_told_and_keeps_no_new_leader_waiting(warm, tmp_path, ranks_gate: Gate):
     job = OnePrefix(warm, tmp_path, "torch", "gate", ranks_gate.environment)
     lost, other = job.start(0), job.start(1)
-    ranks_gate.heard(4)
+    ranks_gate.heard(2)
     end(lost, KILL)
     sign = job.outputs / ".safedist-leader.json"
     sign.write_bytes(b'{"leader": {"te')
@@ -137,7 +144,7 @@ def test_a_sign_in_the_store_that_is_damaged_is_told_and_keeps_no_new_leader_wai
 def test_both_nodes_are_lost_at_once(warm, tmp_path, ranks_gate: Gate):
     job = OnePrefix(warm, tmp_path, "torch", "gate", ranks_gate.environment)
     pods = job.start(0), job.start(1)
-    ranks_gate.heard(4)
+    ranks_gate.heard(2)
     for pod in pods:
         pod.signal(KILL)
     pods = job.start(1), job.start(0)
@@ -160,7 +167,7 @@ def test_node_0_is_lost_when_all_ranks_are_done(warm, tmp_path, how):
 def test_node_0_wakes_from_a_pause_that_lasted_longer_than_the_heartbeat(warm, tmp_path, ranks_gate: Gate):
     job = OnePrefix(warm, tmp_path, "torch", "gate", ranks_gate.environment)
     paused, other = job.start(0), job.start(1)
-    ranks_gate.heard(4)
+    ranks_gate.heard(2)
     paused.signal(STOP)
     job.says(other, "waiting for its replacement")
     paused.signal(signal.SIGCONT)
@@ -178,9 +185,9 @@ def test_when_nobody_replaces_a_node_the_other_uploads_that_and_a_late_one_finds
     warm, tmp_path, task, node, ranks_gate: Gate, as_promised
 ):
     """The others' ranks lose their connections to those of that node, each with an error of its own."""
-    job = OnePrefix(warm, tmp_path, f"{task}_trains", more=ranks_gate.environment)
+    job = OnePrefix(warm, tmp_path, f"{task}_trains", "", ranks_gate.environment)
     pods = [job.start(0), job.start(1)]
-    ranks_gate.heard(4)
+    ranks_gate.heard(2)
     end(pods[node], KILL)
     ended = pods[1 - node].wait()
     assert (ended.code, job.uploaded) == (0, ["error.pb"]), ended.err
@@ -196,7 +203,7 @@ def test_when_nobody_replaces_a_node_the_other_uploads_that_and_a_late_one_finds
 def test_a_pod_that_finds_how_others_have_ended_the_attempt_takes_it_for_no_success(warm, tmp_path, ranks_gate: Gate):
     job = OnePrefix(warm, tmp_path, "torch_kept", "in the function", ranks_gate.environment)
     lost, other = job.start(0), job.start(1)
-    ranks_gate.heard(4)
+    ranks_gate.heard(2)
     end(lost, KILL)
     job.says(other, "waiting for its replacement")
     (job.outputs / "error.pb").write_bytes(b"of a node that gave up first")
@@ -211,7 +218,6 @@ class Three(OnePrefix):
 
     module = "job_survivors"
     nodes = "3"
-    nproc_per_node = 1
 
 
 def test_two_survivors_that_both_take_themselves_for_the_lowest_upload_one_verdict(warm, tmp_path, ranks_gate: Gate):
