@@ -14,7 +14,10 @@ from torch._utils import ExceptionWrapper
 
 from flytekitplugins_safedist import errors
 from flytekitplugins_safedist.errors import ConfigError, Problem, SafedistError
+from flytekitplugins_safedist.failures import Payer
 from flytekitplugins_safedist.plugin.task import RecoverableRankFailedError
+from flytekitplugins_safedist.rank import recording
+from tests.harness.outcomes import failed
 from tests.unit.test_house import MODULES, nodes
 
 
@@ -130,6 +133,16 @@ def test_the_table_of_the_docs_has_every_error_with_its_bases_and_words_in_every
     shown = {row[0].strip("`"): re.findall(r"`(\w+)`", row[1]) for row in rows}
     assert len(shown) == len(rows)
     assert shown == {cls.__name__: [base.__name__ for base in cls.__bases__] for cls in every_class()}
+
+
+def test_a_rank_that_one_has_ended_has_the_code_and_the_budget_that_the_docs_say() -> None:
+    """Those are made of the error (scripts/failures.py), and a rank's of its record."""
+    pays = {Payer.NOBODY: "none: the task fails", Payer.RETRIES: "the task's `retries`", Payer.FLYTE: "Flyte"}
+    text = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
+    told = re.findall(r"^\| `(\w+)` \|.*\| `(\w+:\w+)` \| ([^|]+) \|$", text, re.MULTILINE)
+    ends = {cls.__name__: failed(of=recording.record(an(cls), "")) for cls in every_class()}
+    assert told == [(name, ends[name].label, pays[ends[name].failure.row.payer]) for name, *_ in told]
+    assert len(told) == len(ends)
 
 
 def test_the_page_names_all_errors_that_are_not_restarted_in_place() -> None:
