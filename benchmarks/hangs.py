@@ -142,7 +142,7 @@ def come_back() -> None:
     beyond: list[float] = []
     with tempfile.TemporaryDirectory(prefix="h", dir="/tmp") as scratch:
         warm = Warm(listening_for_workers(Path(scratch)))
-        for library, case in importlib.import_module("tests.agents.test_hangs").TRIED:
+        for library, case in importlib.import_module("tests.agents.test_hangs").CELLS:
             if ":" in getattr(case, library):
                 continue
             directory, module = Path(scratch) / str(len(beyond)), JOBS[library]
