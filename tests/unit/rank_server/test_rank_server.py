@@ -306,12 +306,7 @@ def test_a_server_that_does_not_answer_is_not_taken_for_gone_while_its_ranks_run
     """Stopped, as under a debugger or on a machine that is out of memory: what it is told to signal must end all the
     same."""
     monkeypatch.setattr(client, "SIGNAL_SECONDS", 0.05)
-    shared_page.make(tmp_path / "a.page")
-    fifo = tmp_path / "script.py"  # a FIFO that nobody fills: the rank waits for it
-    os.mkfifo(fifo)
-    told = replace(job(tmp_path), source=TaskSource("train", script=str(fifo)))
-    [pid] = server.start(told, [order(tmp_path, "a")], fork=fork, timeout=DEADLINE)
-    writer = opened_when_read(fifo)
+    pid, writer = held(server, tmp_path, fork=fork)
     os.kill(server.pid, signal.SIGSTOP)
     with pytest.raises(LaunchError, match="is gone, and its ranks with it") as caught:
         server.signal([pid], signal.SIGKILL)
@@ -319,6 +314,24 @@ def test_a_server_that_does_not_answer_is_not_taken_for_gone_while_its_ranks_run
     assert "PYTHONHOME" not in str(caught.value), "Python had started: ranks ran"
     until(lambda: not alive(pid), "the rank ends")
     os.close(writer)
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_a_rank_dies_with_its_server_though_nobody_is_there_to_end_it(server, tmp_path, fork):
+    pid, writer = held(server, tmp_path, fork=fork)
+    os.kill(server.pid, signal.SIGKILL)
+    until(lambda: not alive(pid), "the rank ends")
+    os.close(writer)
+
+
+def held(server: RankServer, tmp_path: Path, *, fork: bool) -> tuple[int, int]:
+    """A rank that reads a FIFO which nobody fills, and the writing end of that."""
+    shared_page.make(tmp_path / "a.page")
+    fifo = tmp_path / "script.py"
+    os.mkfifo(fifo)
+    told = replace(job(tmp_path), source=TaskSource("train", script=str(fifo)))
+    [pid] = server.start(told, [order(tmp_path, "a")], fork=fork, timeout=DEADLINE)
+    return pid, opened_when_read(fifo)
 
 
 def opened_when_read(fifo: Path) -> int:
