@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 from flytekitplugins_safedist import Metrics
 from flytekitplugins_safedist.record import exporters, layout, page, trace, writer
 from flytekitplugins_safedist.record.clocks import Ahead, Offset
-from flytekitplugins_safedist.record.findings import Findings
+from flytekitplugins_safedist.record.findings import Findings, shown_seconds
 from flytekitplugins_safedist.record.line import Pace
 from flytekitplugins_safedist.record.profile import StepProfile
 from flytekitplugins_safedist.record.profile import packed as packed_profile
@@ -626,3 +626,20 @@ def test_the_trace_has_a_pace_where_it_changes_and_not_in_each_slice_of_time() -
     first.pace, first.rate, first.every = "0099", 9.0, 1.0
     counted = [(event["ts"], event["args"]["value"]) for event in events_in(job(first)) if event["ph"] == "C"]
     assert counted == [(0, 0.0), (2_000_000, 9.0)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0099, "9.9 ms"),
+        (0.00995, "10 ms"),
+        (0.0995, "0.10 s"),
+        (9.995, "10.0 s"),
+        (59.95, "1 min 00 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 00 min"),
+        (36120, "10 h 02 min"),
+    ],
+)
+def test_seconds_are_shown_as_people_read_them(seconds, shown):
+    assert shown_seconds(seconds) == shown
