@@ -191,7 +191,8 @@ class Checkpoints:
             with context.saving():
                 self._meet().agree("Checkpoints.save", failure=failure_of(lambda: self._check(state)))
         if not (wanted or force):
-            self._prove()
+            if not self._is_proven:
+                self._prove()
             return
         self._answer = step, False
         agreed = self._agreement and self._agreement.open_for(self)
@@ -273,8 +274,6 @@ class Checkpoints:
     @context.saving()
     def _prove(self) -> None:
         """See that saves can be made, where this life has not seen one here: not when hours of work are to be saved."""
-        if self._is_proven:
-            return
         self._is_proven, ranks, call = True, self._meet(), "Checkpoints.save"
         names = ranks.agree(call, decide=lambda _: [self._find().url, f"safedist-probe-{secrets.token_hex(4)}"])
         saves.prove(self._use(names[0]), names[1], ranks, call)

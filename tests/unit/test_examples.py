@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.procs import ROOT
 
-EPOCHS = 10
+EPOCHS = 14
 
 
 @pytest.fixture(scope="session")
