@@ -43,7 +43,7 @@ from flytekitplugins_safedist.hangs.processes import Process
 from flytekitplugins_safedist.hangs.snapshot import Snapshot
 from flytekitplugins_safedist.hangs.stacks import Frame
 from flytekitplugins_safedist.hangs.waits import Wait
-from flytekitplugins_safedist.meeting import Meeting
+from flytekitplugins_safedist.meeting import Meeting, end_of
 from flytekitplugins_safedist.topology import Endpoint
 from tests.harness.procs import until
 from tests.harness.proxy import Proxy
@@ -611,6 +611,17 @@ def test_ranks_of_several_nodes_set_wait_add_and_compare_keys_of_their_round(key
     keys.delete("key")
     assert keys.wait("key", 0.01) is None
     assert keys.wait("one", 0) == b"first"  # a late answer has poisoned nothing
+
+
+def test_the_end_of_a_rank_is_told_in_each_round_that_it_ends_in(keys, node_1) -> None:
+    node_1.link.place.note_ends([0])
+    assert keys.wait(end_of(0), 30) == b"1"
+    keys.delete(end_of(0))  # as in the corner of another round
+    node_1.link.place.open(node_1.status.round, 1)
+    keys = Meeting(keys.where, "job", 1)
+    assert keys.wait(end_of(0), 0) is None
+    node_1.link.place.note_ends([0])
+    assert keys.wait(end_of(0), 30) == b"1"
 
 
 def test_a_signals_handler_that_meets_others_takes_no_answer_of_the_call_that_it_interrupts(keys, monkeypatch) -> None:
