@@ -22,10 +22,13 @@ import torch
 
 from flytekitplugins_safedist.checkpoint import Checkpoints, agreement, manager, per_rank, saves, store
 from flytekitplugins_safedist.checkpoint.agreement import Timer
+from flytekitplugins_safedist.checkpoint.group import JobRanks
 from flytekitplugins_safedist.checkpoint.pieces import marks, sums
 from flytekitplugins_safedist.checkpoint.places import Facts
 from flytekitplugins_safedist.checkpoint.values import from_bytes, to_bytes
 from flytekitplugins_safedist.errors import CheckpointError, ConfigError, FsError, PathBlockedError
+from flytekitplugins_safedist.fs import store as places
+from flytekitplugins_safedist.meeting import end_of
 from tests.checkpoint import points
 from tests.harness.procs import until
 
@@ -137,6 +140,34 @@ def test_a_store_that_is_away_for_a_while_is_no_error_of_the_first_step(place, m
     monkeypatch.setattr(store.Store, "put", away)
     save_each(Checkpoints(place, every=100), 0)
     assert "whether saves can be made in" in caplog.text
+
+
+class Corner(dict):
+    """Where the other of two ranks comes between two looks of this one, and ends."""
+
+    where = "a corner"
+
+    def wait(self, key, _seconds):
+        if key == end_of(1):
+            self.update({"checkpoint/0/call/0/1": b'["came", null]', key: b"1"})
+        return self.get(key)
+
+    def set(self, key, value):
+        self[key] = value
+
+    def compare_set(self, key, _expected, desired):
+        return self.setdefault(key, desired)
+
+    def delete(self, key):
+        self.pop(key, None)
+
+
+def test_what_a_rank_has_said_just_before_it_ended_is_heard_and_that_it_has_ended_then(monkeypatch):
+    monkeypatch.setattr(places, "ranks", lambda _, two=places.Group(Corner(), 0, 2): two)
+    ranks = JobRanks("a test")
+    assert ranks.agree("save", "here", list) == ["here", "came"]
+    with pytest.raises(CheckpointError, match="rank 0 has waited for rank 1, which has ended"):
+        ranks.agree("save")
 
 
 def test_who_has_asked_whether_a_step_is_to_be_saved_saves_it_then(place):
