@@ -126,11 +126,23 @@ def test_a_place_where_nothing_can_be_saved_is_an_error_of_the_first_step_and_on
     assert [*place.iterdir()] == []
 
 
-def test_where_a_save_has_been_resumed_from_the_place_is_not_asked_again(three, monkeypatch):
-    ckpt = Checkpoints(three, every=100)
-    ckpt.restore({"model": fresh(0)["model"]})
+def test_where_a_save_was_made_or_resumed_from_the_place_is_not_asked_again_and_another_is(
+    three, tmp_path, monkeypatch
+):
+    here, elsewhere = (
+        Checkpoints(three, every=100),
+        Checkpoints(tmp_path / "other", every=100, resume_from=str(three)),
+    )
+    for ckpt in (here, elsewhere):
+        assert ckpt.restore({"model": fresh(0)["model"]}) == 4
+    made = Checkpoints(tmp_path / "made", every=100)
+    made.save(0, fresh(0), force=True)
+    made.wait()
     monkeypatch.setattr(store.Store, "put", lambda *_: pytest.fail("asked"))
-    ckpt.save(4, fresh(4))
+    for ckpt in (here, made):
+        ckpt.save(4, fresh(4))
+    with pytest.raises(pytest.fail.Exception, match="asked"):
+        elsewhere.save(4, fresh(4))
 
 
 def test_a_store_that_is_away_for_a_while_is_no_error_of_the_first_step(place, monkeypatch, caplog):
