@@ -61,8 +61,8 @@ class Process:
         self, work: Callable[..., Any], *args: Any, env: dict[str, str] | None = None, small: bool = False
     ) -> None:
         self._here, there = _fork.Pipe()
-        start: Any = _spawn if small else _fork
-        self._process = start.Process(target=_main, args=(there, self._here, work, args, env or {}))
+        start: type[multiprocessing.Process] = _spawn.Process if small else _fork.Process  # type: ignore[assignment]
+        self._process = start(target=_main, args=(there, self._here, work, args, env or {}))
         self._process.start()
         there.close()
         self._paused: list[str] = []

@@ -175,7 +175,8 @@ class Corner(dict):
 
 
 def test_what_a_rank_has_said_just_before_it_ended_is_heard_and_that_it_has_ended_then(monkeypatch):
-    monkeypatch.setattr(places, "ranks", lambda _, two=places.Group(Corner(), 0, 2): two)
+    two = places.Group(Corner(), 0, 2)
+    monkeypatch.setattr(places, "ranks", lambda _: two)
     ranks = JobRanks("a test")
     assert ranks.agree("save", "here", list) == ["here", "came"]
     with pytest.raises(CheckpointError, match="rank 0 has waited for rank 1, which has ended"):
