@@ -199,7 +199,8 @@ def prove(store: Store, probe: str, ranks: JobRanks, call: str) -> None:
 
     def decide(written: Sequence[bool]) -> None:
         lasting = _lasting(store, failure_of(lambda: look(written)))
-        failure_of(lambda: store.remove(probe))
+        if any(written):  # else a store that is away is waited for once more
+            failure_of(lambda: store.remove(probe))
         if lasting is not None:
             raise lasting
 
