@@ -8,6 +8,7 @@ import fsspec
 import pytest
 
 from flytekitplugins_safedist.checkpoint.store import Store
+from flytekitplugins_safedist.errors import CheckpointError
 
 
 def test_a_store_that_fails_for_a_moment_is_asked_again(monkeypatch, caplog):
@@ -48,3 +49,8 @@ def test_what_is_no_error_of_a_disk_comes_through_at_once_as_it_is(tmp_path, mon
     monkeypatch.setattr("pathlib.Path.open", open_)
     with pytest.raises(MemoryError, match="the rank's own"):
         list(store.read("save", {"part": 9}, [("part", 0, 9)]))
+
+
+def test_an_address_that_nothing_installed_here_reaches_is_named():
+    with pytest.raises(CheckpointError, match=r"nothing installed here reaches this store \[store=nosuch://bucket\]"):
+        Store("nosuch://bucket")

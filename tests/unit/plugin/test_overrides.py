@@ -333,3 +333,4 @@ def test_a_role_that_keeps_what_is_its_own_is_named(
     overrides_of(make(SafeTorch(nnodes=2, worker=role)), **said)
 
     assert any(warning in one for one in texts)
+    assert not any("master keeps" in one for one in texts), "what nothing is written of has the node's"
