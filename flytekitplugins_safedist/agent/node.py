@@ -155,8 +155,8 @@ class NodeAgent(Loop):
         if self._queue:
             return  # first what follows from that
         ranks.poll()
-        if self._job.meeting is not None and (ended := ranks.ended()):
-            self._job.meeting.note_ends(ended)
+        if self._job.meeting is not None and (ends := ranks.ends()):
+            self._job.meeting.note_ends(ends)
         if ranks.failures:
             self._note_failures(ranks)
             if ranks.are_gone:

@@ -366,7 +366,7 @@ class Ranks:
         """Ranks that have succeeded so far."""
         return [outcome.rank for outcome in self.outcomes() if outcome.status is Status.SUCCEEDED]
 
-    def ended(self) -> list[int]:
+    def ends(self) -> list[int]:
         """Those of them whose processes have ended, too."""
         members = ((member.rank, member.outcome) for member in self._members if member.ended is not None)
         return [rank for rank, outcome in members if outcome is not None and outcome.status is Status.SUCCEEDED]

@@ -94,7 +94,7 @@ class Checkpoints:
         self._saved: int | None = None  # the newest step in the own place, as far as is known
         self._mine: list[str] = []  # saves that this process has begun; rank 0's, as are
         self._newest = 0  # the latest time in a name in the place, as far as is known
-        self._first_look: int | None = None  # that, when this life first looked
+        self._before: int | None = None  # the latest time of an earlier life's, once this one has looked
         self._damaged: set[str] = set()  # saves that it has passed over, and
         self._stranger = ""  # who else saves at this place meanwhile
         self._later = 0  # the attempt of this job that has saved there since, when this one is over
@@ -496,8 +496,8 @@ class Checkpoints:
         """In rank 0: what the place holds."""
         there = saves.directories(store)
         self._newest = max([self._newest, *(saves.time_of(name) for name, _ in there)])
-        if self._first_look is None:
-            self._first_look = self._newest
+        if not self._mine:
+            self._before = saves.latest_before(there, self._before)
         return there
 
     def _meet_stranger(self, store: Store, name: str) -> None:
@@ -579,21 +579,16 @@ class Checkpoints:
         raise error
 
     def _prune(self, store: Store) -> None:
-        there = saves.directories(store)
-        for name in saves.of_others(there, self._mine)[:1]:
+        there, before = saves.directories(store), self._before or 0
+        for name in saves.of_others(there, self._mine, before)[:1]:
             self._newest = max(self._newest, saves.time_of(name))
             self._meet_stranger(store, name)
         if self._later:
             return
-        surplus = saves.surplus(
-            there,
-            self._keep,
-            self._mine,
-            first_look=self._first_look or 0,
-            back_to=self._back_to,
-            damaged=self._damaged,
+        names = saves.surplus(
+            there, self._keep, self._mine, before=before, back_to=self._back_to, damaged=self._damaged
         )
-        saves.prune(store, surplus)
+        saves.prune(store, names)
 
     @property
     def _is_to_say(self) -> bool:

@@ -212,6 +212,7 @@ def prove(store: Store, probe: str, ranks: JobRanks, call: str) -> None:
 
 
 def _lasting(store: Store, failure: BaseException | None) -> BaseException | None:
+    """The failure, but for one that another error caused, of a kind that passes; that is said in the log."""
     if failure is None or failure.__cause__ is None or outlook(failure) is not Outlook.TRANSIENT:
         return failure
     logger.warning(f"whether saves can be made in {store.url} is not known yet: {failure}")
@@ -228,18 +229,33 @@ def not_shared(store: Store, seen: str) -> CheckpointError:
     )
 
 
-def of_others(there: Directories, mine: Sequence[str]) -> list[str]:
-    """Saves that somebody else has committed since this life's first one was begun, the newest first. Pure.
+def latest_before(there: Directories, before: int | None) -> int:
+    """The latest time in a name that is of an earlier life; what has a later one, and is not this life's, is somebody
+    else's. Pure.
+
+    Args:
+        there: what the place holds, before this life has saved.
+        before: what this was when this life first looked; None: it does so now, and all that is there is of earlier
+            lives. What has come since is, too, up to the first save that is not whole: somebody writes that just now.
+    """
+    latest = max((time_of(name) for name, _ in there), default=0)
+    in_work = [time_of(name) for name, files in there if MANIFEST not in files]
+    return latest if before is None else min([latest, *(at - 1 for at in in_work if at > before)])
+
+
+def of_others(there: Directories, mine: Sequence[str], before: int) -> list[str]:
+    """Saves that somebody else has committed, the newest first. Pure.
 
     Args:
         there: what the place holds.
-        mine: the names of this life's saves, in their order.
+        mine: the names of this life's saves.
+        before: see :func:`latest_before`.
     """
-    return [name for name, files in there if MANIFEST in files and _is_of_another(name, mine)]
+    return [name for name, files in there if MANIFEST in files and _is_of_another(name, mine, before)]
 
 
-def _is_of_another(name: str, mine: Sequence[str]) -> bool:
-    return name not in mine and time_of(name) >= time_of(mine[0])
+def _is_of_another(name: str, mine: Sequence[str], before: int) -> bool:
+    return name not in mine and time_of(name) > before
 
 
 def surplus(
@@ -247,29 +263,27 @@ def surplus(
     keep: int | None,
     mine: Sequence[str],
     *,
-    first_look: int,
+    before: int,
     back_to: int | None = None,
     damaged: Collection[str] = (),
 ) -> list[str]:
     """All but the newest ``keep`` saves, and what has failed, or an earlier life has left. Pure.
 
-    What somebody else has begun since is left alone: it is perhaps being written, or all that he has.
+    What is somebody else's is left alone: it is perhaps being written, or all that he has.
 
     Args:
         there: what the place holds.
         keep: how many saves stay; None: all.
         mine: the names of this life's saves, in their order; the last of them stays.
-        first_look: the latest time in a name that was there when this life first looked. A later one that is not whole
-            and not this life's is no earlier life's leaving, also where this life stood still before its first save.
+        before: see :func:`latest_before`.
         back_to: the step that training has gone back to, which stays.
         damaged: saves that are known not to be whole: they do not count.
     """
     count, names = 0, []
     for name, files in there:
-        is_whole = {MANIFEST, METADATA} <= files  # a manifest that comes late stands alone in what was removed
-        is_in_work = not is_whole and name not in mine and time_of(name) > first_look
-        if is_in_work or _is_of_another(name, mine):
+        if _is_of_another(name, mine, before):
             continue
+        is_whole = {MANIFEST, METADATA} <= files  # a manifest that comes late stands alone in what was removed
         stays = is_whole and (keep is None or count < keep or step_of(name) == back_to)
         count += is_whole and name not in damaged
         if not stays and name != mine[-1]:

@@ -294,10 +294,10 @@ def test_ranks_that_have_reported_success_have_their_time_to_end_and_a_crash_the
     for order in orders:
         leave(order, Status.SUCCEEDED)
     ranks.poll()
-    assert (ranks.finished, ranks.ended()) == (False, []), "until its process has ended a rank may meet others"
+    assert (ranks.finished, ranks.ends()) == (False, []), "until its process has ended a rank may meet others"
     processes.to_come = [EndedRank(100, -11, 1), EndedRank(101, 0, 1)]
     ranks.poll()
-    assert (ranks.finished, ranks.ended()) == (True, ranks.returned())
+    assert (ranks.finished, ranks.ends()) == (True, ranks.returned())
     assert (processes.signalled, caplog.messages) == ([], [])
     ranks.stop()
 

@@ -1037,6 +1037,22 @@ def test_an_attempt_that_wakes_before_its_first_save_leaves_alone_what_a_later_o
     assert (left.is_dir(), of_later.is_dir()) == (False, True)
 
 
+def test_a_later_attempts_save_that_is_committed_while_an_earlier_one_wakes_and_saves_counts(place, of_job):
+    """Its name is the older one, and it was not whole when the earlier one's save was begun."""
+    of_job("job")
+    before = Checkpoints(place, every=1, keep=1)
+    assert before.restore({"x": 0}) == 0
+    of_job("job", attempt=1)
+    save_each(Checkpoints(place, every=1, keep=1), 7)
+    manifest = directory(place, 7) / saves.MANIFEST
+    manifest.rename(place / "in work")
+    with at_points(lambda point: (place / "in work").rename(manifest) if point == points.SAVE_BEGUN else None):
+        save_each(before, 4)
+    of_job("job", attempt=2)
+    assert Checkpoints(place).restore(state := {"x": 0}) == 8
+    assert state["x"] == 7
+
+
 @pytest.mark.parametrize("keep", [1, None])
 def test_an_attempt_that_wakes_when_a_later_one_has_saved_hides_nothing_of_it_and_removes_none(place, of_job, keep):
     of_job("job")

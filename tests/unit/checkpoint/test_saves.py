@@ -58,4 +58,4 @@ def test_a_field_of_the_future_is_passed_over():
 
 def test_the_last_save_of_this_life_stays_however_little_of_it_a_store_lists():
     name = saves.new_name(1)
-    assert saves.surplus([(name, set())], 1, [name], first_look=0) == []
+    assert saves.surplus([(name, set())], 1, [name], before=0) == []
