@@ -992,7 +992,8 @@ def test_two_jobs_that_save_at_one_place_at_once_are_refused_and_neither_takes_t
         one.save(4, {"x": 4})
 
 
-def test_what_another_job_saves_here_meanwhile_is_never_removed(place, of_job):
+@pytest.mark.parametrize("restores", [False, True], ids=["", "restored meanwhile"])
+def test_what_another_job_saves_here_meanwhile_is_never_removed(place, of_job, restores):
     """Its own newest is what it would go on from."""
     of_job("one")
     one = Checkpoints(place, every=1, keep=1)
@@ -1000,8 +1001,10 @@ def test_what_another_job_saves_here_meanwhile_is_never_removed(place, of_job):
     of_job("two")
     with Checkpoints(place.parent / "." / "other" / ".." / "place", every=1, keep=1) as two:
         two.save(7, {"x": 7})
-    save_each(one, 1)
-    assert one.steps() == [1, 7]
+    if restores:
+        assert one.restore({"x": 0}) == 8
+    save_each(one, 9)
+    assert one.steps() == [7, 9]
 
 
 def test_a_save_is_newer_than_those_of_an_attempt_that_is_cut_off_and_goes_on_with_its_clock_ahead(place, of_job):
